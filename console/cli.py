@@ -1,0 +1,72 @@
+"""The ``kvcensus`` command: a table of subcommands, each imported only when it runs, and one place for errors."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from schemas.errors import KvcensusError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("console.commands.demo:demo", "Run the whole pipeline on this machine and watch the figures settle."),
+    "forward": ("console.commands.forward:forward", "Relay one engine rank's KV events into Kafka."),
+    "worker": ("console.commands.worker:worker", "Count: Kafka in, figures to topics and ClickHouse."),
+    "simulate": ("console.commands.simulate:simulate", "Serve a capture, a trace or a synthetic fleet as vLLM would."),
+    "report": ("console.commands.report:report", "The figures of capture files, without broker or database."),
+    "show": ("console.commands.show:show", "Repeat compute, duplicates, ranks and coverage from ClickHouse."),
+    "sql": ("console.commands.sql:sql", "Run one query on the figures' tables and views."),
+    "migrate": ("console.commands.migrate:migrate", "Create or update the ClickHouse schema."),
+    "topics": ("console.commands.topics:topics", "Create or check the Kafka topics."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules that are imported only when one is asked for: ``--help`` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order a newcomer meets them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now; ``None`` if there is none of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command table, written without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kvcensus")
+def cli() -> None:
+    """What a fleet of vLLM engines holds in its KV caches, and what it paid for twice."""
+
+
+def main() -> None:
+    """Entry point: errors a user can cause are one line on stderr; exit 2 for usage, 1 for failure, 130 for Ctrl-C."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except KvcensusError as error:
+        click.echo(f"kvcensus: {error}", err=True)
+        code = 1
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Beside an engine: wire, identity, capture, forwarder and simulated engines."""

@@ -1,0 +1,1 @@
+"""The records of every kvcensus topic: Avro schemas, their msgspec types and the codec. Imports nothing of ours."""

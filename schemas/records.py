@@ -1,0 +1,339 @@
+"""Typed form of every record on a kvcensus topic.
+
+Each class mirrors the Avro schema of the same name in ``schemas/avro``. Times named ``*_us`` are engine
+time, integer microseconds since the Unix epoch; ``*_ms`` are the forwarder's own clock, milliseconds.
+Identities are packed: ``block_ids`` and ``content_ids`` hold one 16-byte id after another.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+ID_BYTES = 16
+"""Length of a ``content_id`` and of a ``block_id`` on every topic, in bytes."""
+
+NO_ID = bytes(ID_BYTES)
+"""Stands in a packed ``content_ids`` column where one block of the run is unresolved."""
+
+OpKind = Literal["STORE", "REMOVE", "CLEAR"]
+ParentState = Literal["ROOT", "CONTENT", "UNKNOWN"]
+ReuseReporting = Literal["none", "labelled", "unlabelled"]
+Removals = Literal["per_copy", "last_copy"]
+Cause = Literal["evicted", "cleared", "restarted", "concurrent", "ambiguous_reload"]
+
+
+class Op(msgspec.Struct, gc=False):
+    """One step of a batch, in the engine's order: a run of blocks stored or removed, or a clear.
+
+    ``group_idx`` and ``tier`` are null only on a CLEAR, where they mean "all". ``block_size`` is in tokens,
+    0 where the event gave none. ``content_ids`` is empty, or as long as ``block_ids``. ``parent_state`` and
+    ``parent_content_id`` speak of the first block of the run; each later block's parent is the one before it,
+    unless the state is UNKNOWN, which holds for every block of the run.
+    """
+
+    kind: OpKind
+    group_idx: int | None = 0
+    tier: str | None = "GPU"
+    locality: str | None = None
+    block_size: int = 0
+    block_ids: bytes = b""
+    content_ids: bytes = b""
+    parent_state: ParentState = "UNKNOWN"
+    parent_content_id: bytes | None = None
+    spec_kind: str | None = None
+    lora_name: str | None = None
+    reused: bool = False
+
+
+class Batch(msgspec.Struct, gc=False):
+    """One engine batch. ``unknown_events`` were of a type this version does not know: counted and skipped."""
+
+    ops: list[Op]
+    unknown_events: int = 0
+    unresolved_blocks: int = 0
+
+
+class HolderReset(msgspec.Struct, gc=False):
+    """The engine process came back empty: everything of the rank ends at ``boundary_us``."""
+
+    boundary_us: int
+    reason: str
+
+
+class Loss(msgspec.Struct, gc=False):
+    """Batches ``first_seq`` to ``last_seq`` (inclusive) of this life are gone for good."""
+
+    first_seq: int
+    last_seq: int
+    reason: str
+
+
+class Refusal(msgspec.Struct, gc=False):
+    """The payload at this ``seq`` could not be read."""
+
+    reason: str
+    payload_bytes: int
+
+
+class Declaration(msgspec.Struct, gc=False):
+    """What the operator declared about a rank; holds from here on until the next one.
+
+    ``workload`` and ``model`` null mean undeclared. ``canary`` is a hex value only holders of one key can emit.
+    """
+
+    reuse_reporting: ReuseReporting
+    removals: Removals
+    workload: str | None = None
+    model: str | None = None
+    kv_connector: str | None = None
+    key_epoch: int = 0
+    canary: str = ""
+    forwarder_version: str = ""
+    labels: dict[str, str] = {}
+
+
+class RankMessage(msgspec.Struct, gc=False):
+    """A message on ``kvcensus.batches``, key :func:`rank_key`; exactly one of the last five fields is set.
+
+    ``seq`` is the engine's own number for a batch or refusal; on other messages, the number the next batch of this
+    life is expected to carry. ``at_us`` is the batch's engine time; on other messages, the engine time last seen (0: none).
+    (rank, ``life_id``, ``seq``) names a batch for good.
+    """
+
+    instance_id: str
+    dp_rank: int
+    life_id: str
+    seq: int
+    at_us: int
+    observed_at_ms: int
+    incarnation: str
+    batch: Batch | None = None
+    holder_reset: HolderReset | None = None
+    loss: Loss | None = None
+    refusal: Refusal | None = None
+    declaration: Declaration | None = None
+
+
+class Lifecycle(msgspec.Struct, gc=False):
+    """A forwarder's start, heartbeat or stop on ``kvcensus.lifecycle``; counters are cumulative per incarnation."""
+
+    kind: Literal["start", "heartbeat", "stop"]
+    instance_id: str
+    dp_rank: int
+    life_id: str
+    incarnation: str
+    at_ms: int
+    batches: int
+    blocks_stored: int
+    blocks_removed: int
+    unresolved_blocks: int
+    unknown_events: int
+    refused: int
+    lost: int
+    duplicates: int
+    replayed: int
+    publisher_restarts: int
+    canary: str = ""
+    key_epoch: int = 0
+    reason: str | None = None
+
+
+class ResidencyStep(msgspec.Struct, gc=False):
+    """What one engine batch changed for one rank, tier, block size and content shard, net of what it undid itself.
+
+    ``opened`` and ``closed`` are packed content ids; ``block_size`` is tokens per content.
+    """
+
+    source_offset: int
+    at_us: int
+    tier: str
+    block_size: int
+    opened: bytes = b""
+    closed: bytes = b""
+
+
+class ResidencyChanges(msgspec.Struct, gc=False):
+    """One flush of one rank for one content shard, on ``kvcensus.residency`` (partition = shard).
+
+    ``steps`` are in the order of ``source_offset``, the position of the batch in ``kvcensus.batches``.
+    ``watermark_us`` is the rank's newest engine time; it goes to every shard, also with no steps.
+    """
+
+    instance_id: str
+    dp_rank: int
+    workload: str | None
+    model: str | None
+    source_offset: int
+    watermark_us: int
+    steps: list[ResidencyStep]
+
+
+class DuplicateStep(msgspec.Struct, gc=False):
+    """At ``at_us`` the extra copies borne by one rank change by these amounts (signed)."""
+
+    at_us: int
+    tier: str
+    instance_id: str
+    dp_rank: int
+    inside_blocks: int
+    inside_tokens: int
+    between_blocks: int
+    between_tokens: int
+
+
+class DuplicateSteps(msgspec.Struct, gc=False):
+    """A shard's answer to one ``ResidencyChanges``, on ``kvcensus.duplicate-steps`` (one partition is read by the merger).
+
+    ``source_offset`` is the position of that message in the shard; the rank and watermark are passed on from it.
+    """
+
+    shard: int
+    shards: int
+    source_offset: int
+    instance_id: str
+    dp_rank: int
+    workload: str | None
+    model: str | None
+    watermark_us: int
+    steps: list[DuplicateStep]
+
+
+class GroupCounters(msgspec.Struct, gc=False):
+    """Counters of one cache group of one rank in one window. Blocks count physical copies.
+
+    ``recompute_*`` are by cause. ``stored_*`` and ``evicted_*`` are of the GPU tier. ``resident_*`` is the state at the
+    end of the row, in the GPU tier, by the copy-counting reading.
+    """
+
+    group_idx: int
+    spec_kind: str | None = None
+    gpu: bool = False
+    stored_blocks: int = 0
+    stored_tokens: int = 0
+    resolved_tokens: int = 0
+    evicted_blocks: int = 0
+    evicted_tokens: int = 0
+    cleared_blocks: int = 0
+    cleared_tokens: int = 0
+    restarted_blocks: int = 0
+    restarted_tokens: int = 0
+    unjoined_evicts: int = 0
+    reloaded_blocks: int = 0
+    reloaded_tokens: int = 0
+    recompute_evicted_blocks: int = 0
+    recompute_evicted_tokens: int = 0
+    recompute_cleared_blocks: int = 0
+    recompute_cleared_tokens: int = 0
+    recompute_restarted_blocks: int = 0
+    recompute_restarted_tokens: int = 0
+    recompute_concurrent_blocks: int = 0
+    recompute_concurrent_tokens: int = 0
+    recompute_ambiguous_blocks: int = 0
+    recompute_ambiguous_tokens: int = 0
+    resident_blocks: int = 0
+    resident_tokens: int = 0
+
+
+class RankWindow(msgspec.Struct, gc=False):
+    """One rank in one window of one life, on ``kvcensus.rank-windows``; replaces any row of a lower ``version``.
+
+    The window is [``window_start_us``, ``window_start_us + window_us``); ``window_us`` is a multiple of the base window
+    where a long stretch holds no batch. ``observed_us`` is the part demonstrably observed. ``first_batch_us`` and
+    ``last_batch_us`` are 0 where the row holds no batch.
+    """
+
+    instance_id: str
+    dp_rank: int
+    life_id: str
+    window_start_us: int
+    window_us: int
+    semantics_version: int
+    version: int
+    final: bool
+    workload: str | None
+    model: str | None
+    reuse_reporting: str
+    removals: str
+    kv_connector: str | None
+    key_epoch: int
+    canary: str
+    observed_us: int
+    first_batch_us: int
+    last_batch_us: int
+    batches: int
+    duplicate_batches: int
+    lost_batches: int
+    refused_batches: int
+    unknown_events: int
+    unresolved_blocks: int
+    warmup: bool
+    reasons: list[str]
+    groups: list[GroupCounters]
+
+
+class Recompute(msgspec.Struct, gc=False):
+    """One block that was stored again, on ``kvcensus.recomputes``; ``elapsed_us`` = back − lost (0 for concurrent)."""
+
+    instance_id: str
+    dp_rank: int
+    group_idx: int
+    life_id: str
+    seq: int
+    index: int
+    semantics_version: int
+    version: int
+    cause: str
+    block_id: bytes
+    content_id: bytes | None
+    tokens: int
+    stored_at_us: int
+    lost_at_us: int
+    back_at_us: int
+    elapsed_us: int
+
+
+class DuplicateWindow(msgspec.Struct, gc=False):
+    """Extra copies of one scope in one window, on ``kvcensus.duplicate-windows``; replaces any row of a lower ``version``.
+
+    ``scope`` is ``fleet``, ``rank``, ``workload`` or ``model`` and ``scope_key`` its value (empty for the fleet and for
+    undeclared). ``*_us`` sums are extra copies x microseconds over [``window_start_us``, ``as_of_us``), where ``as_of_us`` is
+    the window's end or, in the newest window, the engine time reached. ``max`` and ``end`` are copies.
+    """
+
+    scope: str
+    scope_key: str
+    tier: str
+    window_start_us: int
+    window_us: int
+    as_of_us: int
+    semantics_version: int
+    version: int
+    final: bool
+    shards_reported: int
+    shards: int
+    inside_token_us: int
+    between_token_us: int
+    inside_block_us: int
+    between_block_us: int
+    extra_tokens_max: int
+    inside_tokens_max: int
+    between_tokens_max: int
+    extra_blocks_max: int
+    inside_blocks_max: int
+    between_blocks_max: int
+    inside_tokens_end: int
+    between_tokens_end: int
+    inside_blocks_end: int
+    between_blocks_end: int
+
+
+Record = (
+    RankMessage | Lifecycle | ResidencyChanges | DuplicateSteps | RankWindow | Recompute | DuplicateWindow
+)
+
+
+def rank_key(instance_id: str, dp_rank: int) -> str:
+    """Kafka key of a rank, ``INSTANCE/R``: the one form used on topics, in SQL and on the command line."""
+    return f"{instance_id}/{dp_rank}"

@@ -1,0 +1,39 @@
+"""Every topic of kvcensus: name, record, how it is keyed and kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from schemas import records
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic. ``single_partition`` topics are read by one merger and have one partition whatever the count asked for.
+
+    ``config`` is the topic configuration asked of the broker. Retention must outlive the longest outage of a
+    worker, since a worker rebuilds its state by reading again.
+    """
+
+    name: str
+    record: type[records.Record] | None
+    key: str
+    single_partition: bool = False
+    config: dict[str, str] = field(default_factory=dict)
+
+
+WEEK_MS = str(7 * 24 * 3600 * 1000)
+_KEPT = {"cleanup.policy": "delete", "retention.ms": WEEK_MS}
+_COMPACTED = {"cleanup.policy": "compact"}
+
+BATCHES = Topic("kvcensus.batches", records.RankMessage, "rank", config=_KEPT)
+LIFECYCLE = Topic("kvcensus.lifecycle", records.Lifecycle, "rank", config=_KEPT)
+RESIDENCY = Topic("kvcensus.residency", records.ResidencyChanges, "rank (partition = content shard)", config=_KEPT)
+DUPLICATE_STEPS = Topic("kvcensus.duplicate-steps", records.DuplicateSteps, "shard", single_partition=True, config=_KEPT)
+RANK_WINDOWS = Topic("kvcensus.rank-windows", records.RankWindow, "rank", config=_KEPT)
+RECOMPUTES = Topic("kvcensus.recomputes", records.Recompute, "rank", config=_KEPT)
+DUPLICATE_WINDOWS = Topic("kvcensus.duplicate-windows", records.DuplicateWindow, "scope", config=_KEPT)
+
+RECORD_TOPICS = (BATCHES, LIFECYCLE, RESIDENCY, DUPLICATE_STEPS, RANK_WINDOWS, RECOMPUTES, DUPLICATE_WINDOWS)
+
+DEFAULT_PARTITIONS = 4

@@ -1,0 +1,1 @@
+"""ClickHouse: migrations, the embedded store, and the queries behind every figure."""

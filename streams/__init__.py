@@ -1,0 +1,1 @@
+"""The counting cores (pure) and the Faust application around them."""
