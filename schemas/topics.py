@@ -22,9 +22,11 @@ class Topic:
     config: dict[str, str] = field(default_factory=dict)
 
 
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Largest message a topic must take: a step of a busy engine is one message. Kafka's own default is 1 MiB."""
+
 WEEK_MS = str(7 * 24 * 3600 * 1000)
-_KEPT = {"cleanup.policy": "delete", "retention.ms": WEEK_MS}
-_COMPACTED = {"cleanup.policy": "compact"}
+_KEPT = {"cleanup.policy": "delete", "retention.ms": WEEK_MS, "max.message.bytes": str(MAX_MESSAGE_BYTES)}
 
 BATCHES = Topic("kvcensus.batches", records.RankMessage, "rank", config=_KEPT)
 LIFECYCLE = Topic("kvcensus.lifecycle", records.Lifecycle, "rank", config=_KEPT)
