@@ -1,0 +1,1 @@
+"""Simulated vLLM engines: their block pool, scheduler, workloads, wire format and sockets. Imports only ``schemas`` and ``producers``."""
