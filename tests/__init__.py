@@ -1,0 +1,1 @@
+"""Tests of everything; ``pytest`` in the project's root runs them all."""
