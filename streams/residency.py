@@ -263,18 +263,19 @@ class RankCore:
         blocks = self._groups.get(group)
         if blocks is None:
             blocks = self._groups[group] = {}
-        if op.spec_kind is not None and group not in self._kinds:
-            self._kinds[group] = op.spec_kind
         mode = self._declaration.reuse_reporting
-        if mode == "labelled" and op.reused:  # rule 3: a marked store changes nothing
+        if mode == "labelled" and op.reused:  # rule 3: a marked store changes nothing, but may tell what a block holds
+            self._learn(op, group, blocks)
             return
+        if op.spec_kind is not None:
+            self._kinds[group] = op.spec_kind
         total = counters.get(group)
         if total is None:
             total = counters[group] = GroupCounters(group)
         ids, contents = op.block_ids, op.content_ids
         known = bool(contents)
         on_gpu = tier == GPU
-        if on_gpu:
+        if on_gpu and ids:
             self._gpu_groups.add(group)
         single = len(self._groups) == 1
         held = self._held.setdefault(tier, {})
@@ -295,7 +296,7 @@ class RankCore:
                 block.size = op.block_size
             if content is not None:
                 if block.content is None:
-                    self._become_known(block, content)
+                    self._become_known(group, block, content)
                 if not single:
                     self._tell_other_groups(group, block_id, content, op.block_size)
             size = block.size
@@ -304,7 +305,8 @@ class RankCore:
                 if block.content is not None:
                     resolved_tokens += size
                 if block.gpu:
-                    if mode != "unlabelled":  # rule 3: a second physical copy
+                    # Rule 3: a second physical copy; one that an offload tier holds as well may have been loaded (rule 2).
+                    if mode != "unlabelled" and not block.off_gpu():
                         self._recompute(total, group, block, block_id, _CONCURRENT, at, seq, index, counting)
                 else:
                     self._first_copy(total, group, block, block_id, at, seq, index, counting)
@@ -427,7 +429,8 @@ class RankCore:
                 block.others[tier] = (left, still_open)
             if not left:
                 self._ended(group, block, on_gpu)
-                block.cause = _EVICTED
+                if block.cause != _AMBIGUOUS:  # that mark stays until the next GPU store
+                    block.cause = _EVICTED
                 block.lost_at = at
 
     def _ended(self, group: int, block: _Block, on_gpu: bool) -> None:
@@ -443,7 +446,7 @@ class RankCore:
         """Close everything in the scope; every scope field the clear lacks means "all" (rule 1)."""
         groups = list(self._groups) if op.group_idx is None else [op.group_idx]
         # A reset of the GPU alone looks the same as one of all tiers: what lay off the GPU may still be there.
-        ambiguous = op.tier is None and any(block.off_gpu() for _, block in self._blocks_of(groups))
+        ambiguous = op.tier is None and op.group_idx is None and any(block.off_gpu() for _, block in self._blocks_of(groups))
         for group, block in self._blocks_of(groups):
             marked = ambiguous and block.off_gpu()
             ended = self._close_all(group, block, op.tier)
@@ -455,7 +458,8 @@ class RankCore:
                     total = counters[group] = GroupCounters(group)
                 total.cleared_blocks += ended
                 total.cleared_tokens += ended * block.size
-            block.cause = _AMBIGUOUS if marked else _CLEARED
+            if block.cause != _AMBIGUOUS:
+                block.cause = _AMBIGUOUS if marked else _CLEARED
             block.lost_at = at
 
     def _blocks_of(self, groups: Iterable[int]) -> Iterator[tuple[int, _Block]]:
@@ -503,7 +507,8 @@ class RankCore:
                         total.restarted_blocks += ended
                         total.restarted_tokens += ended * block.size
                     if block.content is not None:
-                        self._carried[(group, block.content)] = _History(block.stored_at, at, _RESTARTED)
+                        cause = _AMBIGUOUS if block.cause == _AMBIGUOUS else _RESTARTED
+                        self._carried[(group, block.content)] = _History(block.stored_at, at, cause)
             self._note_resident(window)
             self._flush_step(at)
             self.watermark_us = at
@@ -549,14 +554,28 @@ class RankCore:
 
     # -- identity ------------------------------------------------------------------------------------------------
 
-    def _become_known(self, block: _Block, content: bytes) -> None:
+    def _become_known(self, group: int, block: _Block, content: bytes) -> None:
         """The block's content becomes known: from this instant on it counts as held, not before (rule 2)."""
         block.content = content
+        if block.gpu:  # what an earlier life knew of this content is overtaken by what is open now
+            self._carried.pop((group, content), None)
         if block.gpu_open:
             _open(self._held.setdefault(GPU, {}), self._touched.setdefault(GPU, {}), content, block.size)
         for tier, (_, is_open) in (block.others or {}).items():
             if is_open:
                 _open(self._held.setdefault(tier, {}), self._touched.setdefault(tier, {}), content, block.size)
+
+    def _learn(self, op: Op, group: int, blocks: dict[bytes, _Block]) -> None:
+        """Take the identities a run carries for blocks already known, and nothing else."""
+        for start in range(0, len(op.content_ids), ID_BYTES):
+            content = op.content_ids[start : start + ID_BYTES]
+            if content == NO_ID:
+                continue
+            block_id = op.block_ids[start : start + ID_BYTES]
+            block = blocks.get(block_id)
+            if block is not None and block.content is None:
+                self._become_known(group, block, content)
+            self._tell_other_groups(group, block_id, content, op.block_size)
 
     def _tell_other_groups(self, group: int, block_id: bytes, content: bytes, size: int) -> None:
         """The engine's hash covers content, not the group: what one group's store resolves holds for the others."""
@@ -566,7 +585,7 @@ class RankCore:
             block = blocks.get(block_id)
             if block is not None and block.content is None and block.size in (0, size):
                 block.size = block.size or size
-                self._become_known(block, content)
+                self._become_known(other, block, content)
 
     # -- windows and coverage (rule 8) -----------------------------------------------------------------------------
 
