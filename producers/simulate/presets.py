@@ -146,7 +146,7 @@ def _many_ranks() -> FleetSpec:
             InstanceSpec("w4", "code", old, restart_at_s=(3.0, 7.0)),
         ),
         (
-            WorkloadSpec("chat", rate=16.0, system_prompts=6),
+            WorkloadSpec("chat", rate=18.0, mix=(("chat", 3.0), ("shared", 3.0), ("popular", 2.0), ("unique", 2.0)), system_prompts=24),
             WorkloadSpec("code", rate=5.0, mix=(("popular", 2.0), ("shared", 1.0)), system_prompts=6, output_tokens=(2, 30)),
         ),
         duration_s=12.0,
