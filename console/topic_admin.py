@@ -1,4 +1,4 @@
-"""Creating and checking the Kafka topics of ``schemas/topics.py``, on any broker of the Kafka protocol."""
+"""Creating and checking the Kafka topics, on any broker of the Kafka protocol."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from typing import cast
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, TopicMetadata
 
-from schemas import topics as declared
 from schemas.errors import KvcensusError
-from schemas.topics import DEFAULT_PARTITIONS, Topic
+from schemas.topics import DEFAULT_PARTITIONS, RECORD_TOPICS, Topic
+from streams.tables import CHANGELOGS
+
+ALL_TOPICS: tuple[Topic, ...] = (*RECORD_TOPICS, *CHANGELOGS)
+"""What ``create`` makes and ``check`` looks for: the topics of the records, and the changelogs of the worker's tables."""
 
 CONNECT_SECONDS = 10.0
 """How long an unreachable broker is waited for."""
@@ -69,7 +72,7 @@ def create_topics(
     options: Mapping[str, str] | None = None,
     *,
     replication_factor: int = -1,
-    topics: Sequence[Topic] = declared.RECORD_TOPICS,
+    topics: Sequence[Topic] = ALL_TOPICS,
 ) -> TopicsReport:
     """Create the missing ones of ``topics`` and report how all of them compare; safe to run again.
 
@@ -94,7 +97,7 @@ def check_topics(
     partitions: int | None = None,
     options: Mapping[str, str] | None = None,
     *,
-    topics: Sequence[Topic] = declared.RECORD_TOPICS,
+    topics: Sequence[Topic] = ALL_TOPICS,
 ) -> TopicsReport:
     """Compare what the broker has with ``topics``; changes nothing. Partition counts must be equal among the topics.
 

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer
 
 from console import broker as broker_module
+from console import child
 from console.broker import BrokerKind, chosen_kind, find_bootstrap_servers, running_broker, start_broker
 from console.topic_admin import create_topics
 from schemas.errors import KvcensusError
@@ -161,9 +162,9 @@ def test_a_port_lost_between_choice_and_start_is_chosen_again(kind: BrokerKind, 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        choose = broker_module._free_port
+        choose = child.free_port
         ports = iter([taken.getsockname()[1]])
-        monkeypatch.setattr(broker_module, "_free_port", lambda: next(ports, None) or choose())
+        monkeypatch.setattr(child, "free_port", lambda: next(ports, None) or choose())
         with start_broker(kind, tmp_path) as broker:
             assert broker.bootstrap_servers != f"127.0.0.1:{taken.getsockname()[1]}"
 

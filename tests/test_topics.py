@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 from confluent_kafka.admin import AdminClient
 
 from console.commands.topics import topics as command
-from console.topic_admin import Difference, check_topics, create_topics, partition_count
+from console.topic_admin import ALL_TOPICS, Difference, check_topics, create_topics, partition_count
 from schemas.errors import KvcensusError
-from schemas.topics import BATCHES, DUPLICATE_STEPS, RECORD_TOPICS, Topic
+from schemas.topics import BATCHES, DUPLICATE_STEPS, Topic
 from tests.kafka import Kafka
 
 
@@ -32,16 +32,16 @@ def counts(servers: str) -> dict[str, int]:
 
 
 def test_every_topic_is_made_with_equal_partitions(bootstrap_servers: str) -> None:
-    assert counts(bootstrap_servers) == {topic.name: 1 if topic.single_partition else 4 for topic in RECORD_TOPICS}
+    assert counts(bootstrap_servers) == {topic.name: 1 if topic.single_partition else 4 for topic in ALL_TOPICS}
     assert check_topics(bootstrap_servers).differences == []
 
 
 def test_creating_again_changes_nothing(bootstrap_servers: str) -> None:
     report = create_topics(bootstrap_servers)
     assert report.created == []
-    assert report.existing == [topic.name for topic in RECORD_TOPICS]
+    assert report.existing == [topic.name for topic in ALL_TOPICS]
     assert report.differences == []
-    assert counts(bootstrap_servers) == {topic.name: partition_count(topic, 4) for topic in RECORD_TOPICS}
+    assert counts(bootstrap_servers) == {topic.name: partition_count(topic, 4) for topic in ALL_TOPICS}
 
 
 @pytest.mark.partitions(3)
@@ -94,10 +94,10 @@ def test_a_configuration_that_the_broker_refuses_is_noted_and_the_topic_made(kaf
 
 
 def test_the_command_makes_and_checks(kafka: Kafka) -> None:
-    delete(kafka.bootstrap_servers, *(topic.name for topic in RECORD_TOPICS))
+    delete(kafka.bootstrap_servers, *(topic.name for topic in ALL_TOPICS))
     made = run("create", "--partitions", "2", "--json", "--bootstrap-servers", kafka.bootstrap_servers)
     assert made.exit_code == 0, made.output
-    assert json.loads(made.stdout)["created"] == [topic.name for topic in RECORD_TOPICS]
+    assert json.loads(made.stdout)["created"] == [topic.name for topic in ALL_TOPICS]
     assert run("check", "--partitions", "2", "--bootstrap-servers", kafka.bootstrap_servers).exit_code == 0
     assert isinstance(run("check", "--partitions", "3", "--bootstrap-servers", kafka.bootstrap_servers).exception, KvcensusError)
 
