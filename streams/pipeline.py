@@ -1,0 +1,200 @@
+"""The worker put together: the Faust app with its agents, tables and timer, and the services beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import faust
+from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
+from faust.app.base import BootStrategy
+from faust.types import TP, StreamT, TopicT
+from mode import ServiceT
+
+from schemas.errors import KvcensusError
+from schemas.records import DuplicateWindow, RankWindow
+from schemas.topics import DUPLICATE_STEPS, DUPLICATE_WINDOWS, RANK_WINDOWS, RECOMPUTES, RECORD_TOPICS, RESIDENCY, Topic
+from streams.agents.common import Agent, log
+from streams.agents.fleet import FleetAgent
+from streams.agents.holder import HolderAgent
+from streams.agents.merger import MergerAgent
+from streams.faust_table import BUFFER_MESSAGES, PlacedTable
+from streams.settings import WorkerSettings, faust_config, untranslated
+from streams.startup import Layout, find_layout
+from streams.tables import DUPLICATE_WINDOW_TABLE, RANK_WINDOW_TABLE, WindowLedger
+from streams.watchdog import Watchdog
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+"""Upper bound of what is handed to the producer: the broker's own limit is the one that counts."""
+
+LAST_FLUSH_SECONDS = 5.0
+"""How long a worker that was told to stop tries to give out what it has."""
+
+
+class _WithoutWeb(BootStrategy):
+    """Starts no web server: the worker opens nothing inbound, whatever ``faust worker`` was told."""
+
+    enable_web = False
+
+
+class CensusApp(faust.App):
+    """The Faust app of a worker. Nothing touches the broker before it starts."""
+
+    BootStrategy = _WithoutWeb
+
+    def __init__(self, settings: WorkerSettings, *, services: Sequence[ServiceT] = ()) -> None:
+        self.settings = settings
+        self.layout: Layout | None = None
+        self.failure: BaseException | None = None
+        super().__init__(
+            settings.group,
+            **faust_config(settings),
+            datadir=str(settings.data_dir / "worker"),
+            store="memory://",
+            web_enabled=False,
+            autodiscover=False,
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            # Nothing is ever committed: what the cores know is in memory, and a partition that comes here is read from its start.
+            consumer_auto_offset_reset="earliest",
+            stream_wait_empty=False,
+            stream_recovery_delay=0.0,
+            producer_acks=-1,
+            producer_max_request_size=MAX_MESSAGE_BYTES,
+            worker_redirect_stdouts=False,
+        )
+        self.counting = self._build()
+        self.watchdog = Watchdog(settings, self._positions, self._stalled)
+        for service in (*services, self.watchdog):
+            self.service(cast(Any, service))  # declared for classes, made for instances too
+
+    # -- putting together ---------------------------------------------------------------------------------------
+
+    def _build(self) -> tuple[HolderAgent, FleetAgent, MergerAgent]:
+        """Declare topics, tables and agents. The cores are made later, when partition counts are known."""
+        base_us = self.settings.window_us
+        places: dict[str, int] = {}
+        rank_table = PlacedTable(self, name="rank-windows", topic=RANK_WINDOW_TABLE, place=places.__getitem__)
+        duplicate_table = PlacedTable(self, name="duplicate-windows", topic=DUPLICATE_WINDOW_TABLE, place=lambda _: 0)
+        rank_ledger = WindowLedger(rank_table, RankWindow, base_us=base_us)
+        duplicate_ledger = WindowLedger(duplicate_table, DuplicateWindow, base_us=base_us)
+
+        async def recovered() -> None:
+            rank_ledger.rebuild()
+            duplicate_ledger.rebuild()
+
+        duplicate_table.on_recover(recovered)
+
+        topics = {topic.name: self._raw_topic(topic) for topic in RECORD_TOPICS}
+        holder = HolderAgent(
+            window_us=base_us,
+            shards=self._shards,
+            rank_windows=topics[RANK_WINDOWS.name],
+            recomputes=topics[RECOMPUTES.name],
+            residency=topics[RESIDENCY.name],
+            ledger=rank_ledger,
+            places=places,
+        )
+        fleet = FleetAgent(shards=self._shards, duplicate_steps=topics[DUPLICATE_STEPS.name])
+        merger = MergerAgent(
+            window_us=base_us, shards=self._shards, duplicate_windows=topics[DUPLICATE_WINDOWS.name], ledger=duplicate_ledger
+        )
+        for agent in (holder, fleet, merger):
+            self.agent(topics[agent.topic.name], name=agent.name)(self._guarded(agent))
+        self.on_partitions_assigned.connect(self._assigned)
+        self.on_rebalance_complete.connect(self._go_on)
+        self.on_before_shutdown.connect(self._last_flush)
+        self.task(self._keep_flushing)
+        return holder, fleet, merger
+
+    def _raw_topic(self, topic: Topic) -> TopicT:
+        # Without acks Faust tracks no message and commits no offset of the topic.
+        return self.topic(
+            topic.name, key_type=bytes, value_type=bytes, key_serializer="raw", value_serializer="raw", acks=False, allow_empty=True
+        )
+
+    def _shards(self) -> int:
+        assert self.layout is not None, "no message arrives before the app has started"
+        return self.layout.shards
+
+    def _guarded(self, agent: Agent[Any]) -> Callable[[StreamT[bytes]], Awaitable[None]]:
+        async def read(stream: StreamT[bytes]) -> None:
+            try:
+                await agent.run(stream)
+            except Exception as error:
+                # Faust would start the agent again behind the message that failed; going on without it would count wrong.
+                await self.fail(error)
+
+        read.__qualname__ = agent.name  # what Faust's log lines call it
+        return read
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def on_first_start(self) -> None:
+        """Check the broker and its topics before anything else starts. Raises :class:`KvcensusError`."""
+        if self.layout is None:
+            self.layout = await asyncio.to_thread(find_layout, self.settings)
+        for name in untranslated(self.settings):
+            log.warning("kafka option %s is not known to the counting half: it reaches the other clients only", name)
+        self.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        await super().on_first_start()
+        self.producer.buffer.max_messages = BUFFER_MESSAGES
+
+    async def fail(self, error: BaseException) -> None:
+        """Stop the worker because of ``error``: it starts again from the topics, with nothing lost."""
+        if self.failure is None:
+            self.failure = error
+            if not isinstance(error, KvcensusError):
+                log.error("the worker cannot go on", exc_info=error)
+            await self.crash(error)
+
+    async def _keep_flushing(self) -> None:
+        while not self.should_stop:
+            await self.sleep(self.settings.flush_seconds)
+            if self.should_stop or self.rebalancing:
+                continue
+            try:
+                for agent in self.counting:
+                    await agent.flush()
+            except Exception as error:
+                await self.fail(error)
+                return
+
+    async def _last_flush(self, *_: Any, **__: Any) -> None:
+        if self.failure is not None or self.layout is None:
+            return
+        try:
+            async with asyncio.timeout(LAST_FLUSH_SECONDS):
+                for agent in self.counting:
+                    await agent.flush()
+        except Exception as error:
+            log.warning("results of the last second were not given out (%s); the next start does it", error or type(error).__name__)
+
+    # -- rebalance ----------------------------------------------------------------------------------------------
+
+    async def _assigned(self, *args: Any, **_: Any) -> None:
+        assigned: set[TP] = args[1]  # after the sender
+        for agent in self.counting:
+            agent.hold({tp.partition for tp in assigned if tp.topic == agent.topic.name})
+        log.info("holds %s", ", ".join(f"{agent.topic.name} {agent.positions}" for agent in self.counting))
+
+    async def _go_on(self, *_: Any, **__: Any) -> None:
+        """Partitions that stayed here go on where they were; Faust would read them again from the start, for nothing."""
+        held = {TP(topic, partition): offset for agent in self.counting for (topic, partition), offset in agent.positions.started().items()}
+        if held:
+            try:
+                await self.consumer.seek_wait(held)
+            except (KafkaError, TimeoutError) as error:  # another rebalance is under way; reading again does no harm
+                log.debug("positions not restored: %s", error)
+
+    # -- watchdog -----------------------------------------------------------------------------------------------
+
+    def _positions(self) -> dict[tuple[str, int], int]:
+        positions: dict[tuple[str, int], int] = {}
+        for agent in self.counting:
+            positions.update(agent.positions.all())
+        return positions
+
+    def _stalled(self, message: str) -> None:
+        asyncio.run_coroutine_threadsafe(self.fail(KvcensusError(message)), self.loop)

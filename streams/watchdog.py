@@ -1,0 +1,117 @@
+"""Ends a worker that has stopped reading without saying so.
+
+Kafka consumers can go silent: connected, in their group, and fetching nothing. So a thread of its own, with a client of its own, compares
+where the agents stand with where the partitions end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from mode import Service
+
+from streams.settings import WorkerSettings
+
+log = logging.getLogger("kvcensus.worker")
+
+STALL_SECONDS = 60.0
+"""Without progress for this long, though there is something to read, a worker is considered stuck."""
+
+CHECK_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
+_GRACE_SECONDS = 15.0
+
+Place = tuple[str, int]
+
+_quiet = logging.getLogger("kvcensus.librdkafka")
+
+
+class Stalls:
+    """Since when each partition has been behind without moving. Pure but for the clock, which is handed in."""
+
+    def __init__(self, stall_seconds: float = STALL_SECONDS) -> None:
+        self._stall_seconds = stall_seconds
+        self._seen: dict[Place, tuple[int, float]] = {}
+
+    def note(self, positions: Mapping[Place, int], ends: Mapping[Place, int], now: float) -> list[Place]:
+        """Partitions that have not moved for too long and have something to read. ``ends`` lacks what is not known."""
+        stuck = []
+        for place, position in positions.items():
+            before = self._seen.get(place)
+            if before is None or before[0] != position or ends.get(place, 0) <= position:
+                self._seen[place] = (position, now)
+            elif now - before[1] >= self._stall_seconds:
+                stuck.append(place)
+        for place in self._seen.keys() - positions.keys():
+            del self._seen[place]
+        return stuck
+
+
+class Watchdog(Service):
+    """Calls ``stalled`` with what is wrong, once, from its own thread; if that does not end the process, it ends it."""
+
+    def __init__(
+        self, settings: WorkerSettings, positions: Callable[[], Mapping[Place, int]], stalled: Callable[[str], None], **kwargs: object
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self._positions = positions
+        self._stalled = stalled
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def on_start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._watch, name="kvcensus-watchdog", daemon=True)
+        self._thread.start()
+
+    async def on_stop(self) -> None:
+        """Let the thread end; it is not waited for, since it may be asking a broker that is away."""
+        self._end.set()
+
+    def _watch(self) -> None:
+        config = {**self._settings.client_config(), "group.id": f"{self._settings.group}-watchdog", "enable.auto.commit": False}
+        client = Consumer(config, logger=_quiet)
+        stalls = Stalls()
+        try:
+            while not self._end.wait(CHECK_SECONDS):
+                positions = dict(self._positions())
+                stuck = stalls.note(positions, self._ends(client, positions), time.monotonic())
+                stuck = [place for place in stuck if self._readable(client, place, positions[place])]
+                if stuck:
+                    topic, partition = stuck[0]
+                    where = f"{topic}[{partition}] at offset {positions[stuck[0]]}"
+                    self._stalled(f"no progress for {STALL_SECONDS:.0f} s on {where}, though there is more to read")
+                    if not self._end.wait(_GRACE_SECONDS):
+                        log.critical("the stalled worker does not stop: ending it")
+                        os._exit(1)
+                    return
+        finally:
+            client.close()
+
+    def _ends(self, client: Consumer, places: Mapping[Place, int]) -> dict[Place, int]:
+        ends: dict[Place, int] = {}
+        for place in places:
+            if self._end.is_set():
+                break
+            try:
+                _, ends[place] = client.get_watermark_offsets(TopicPartition(*place), timeout=_ANSWER_SECONDS)
+            except KafkaException:  # the broker is away: nothing is known, and the clients wait for it themselves
+                break
+        return ends
+
+    def _readable(self, client: Consumer, place: Place, offset: int) -> bool:
+        """Whether there really is a message: offsets are also taken by markers of transactions, which nobody gets to see."""
+        try:
+            client.assign([TopicPartition(*place, offset)])
+            message = client.poll(_ANSWER_SECONDS)
+            return message is not None and message.error() is None
+        except KafkaException:
+            return False
+        finally:
+            client.unassign()
