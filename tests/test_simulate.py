@@ -226,9 +226,8 @@ def test_whatever_is_asked_an_engines_events_are_a_possible_history(made: tuple[
         seq, at_us = seq + 1, batch.at_us
     if rank.stats.restarts == life:
         # The last life has published something; a reset that no step has followed is still unpublished.
-        unpublished = rank.pool.take_events()
-        for event in unpublished:
-            naive.apply(event)
+        for unpublished in rank.pool.take_events():
+            naive.apply(unpublished)
         assert naive.now() == rank.pool.cached_copies()
     stats = rank.stats
     assert stats.finished + stats.rejected + stats.cut_off == len(sent)
@@ -475,7 +474,7 @@ def test_every_wire_form_says_the_same(form: Any) -> None:
         for left, right in zip(one.events, two.events, strict=True):
             left.group_idx = right.group_idx
             if isinstance(left, wire.Stored) and isinstance(right, wire.Stored) and form == "array8":
-                assert right.extra_keys is right.spec_kind is None
+                assert (right.extra_keys, right.spec_kind) == (None, None)
                 left.extra_keys = left.spec_kind = None
             assert left == right
 

@@ -297,8 +297,9 @@ class EngineServer:
                     if seq >= first:
                         rank.router.send_multipart([*head, seq.to_bytes(8, "big"), payload])
                 end = [client, b"", b""] if self.options.replay_layout == "topic" else [client, b""]
-                rank.router.send_multipart([*end, END_MARKER, b""])
+                # Counted first, so that whoever has the whole answer finds it counted.
                 rank.progress.replays += 1
+                rank.router.send_multipart([*end, END_MARKER, b""])
 
     def _publish_all(self, poller: zmq.Poller) -> None:
         """Publish every rank's batches in the order of their time since their source's start, paced as the options say."""
@@ -389,7 +390,7 @@ class EngineServer:
             except zmq.ZMQError as error:
                 made.close(linger=0)
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= give_up:
-                    raise KvcensusError(f"{address}: can't be bound again after a simulated restart: {error.strerror}") from error
+                    raise KvcensusError(f"{address}: can't be bound again after a simulated restart: {_why(error)}") from error
                 time.sleep(0.01)
             else:
                 return made
@@ -429,7 +430,12 @@ def _bind(made: zmq.Socket[bytes], host: str, port: int | None) -> None:
         made.bind(address)
     except zmq.ZMQError as error:
         hint = "choose another --port, or leave it out for free ones" if error.errno == errno.EADDRINUSE else "check the host and the port"
-        raise KvcensusError(f"{address}: can't be bound: {error.strerror}; {hint}") from error
+        raise KvcensusError(f"{address}: can't be bound: {_why(error)}; {hint}") from error
+
+
+def _why(error: zmq.ZMQError) -> str:
+    # Not its own text, which repeats the address.
+    return zmq.strerror(error.errno or 0)
 
 
 def _bound(made: zmq.Socket[bytes]) -> str:
