@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def delete(servers: str, *names: str) -> None:
     admin = AdminClient({"bootstrap.servers": servers})
     for future in admin.delete_topics(list(names), operation_timeout=10).values():
         future.result()
+    # Apache Kafka answers when the controller knows; its broker lists the topics for a moment longer.
+    deadline = time.monotonic() + 30
+    while counts(servers).keys() & set(names):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def counts(servers: str) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""Programs that help in testing; not tests."""
