@@ -1,0 +1,215 @@
+"""One engine rank's sockets: the live SUB socket, its monitor, and a DEALER for each question to the replay socket.
+
+Nothing is opened inbound. ZeroMQ's own thread receives, with no limit on what waits (RCVHWM 0), so that a slow reader never
+makes the engine's publisher wait; reconnecting is ZeroMQ's too. The order is made by :class:`producers.continuity.Continuity`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from producers.continuity import Arrival, Continuity
+from schemas.errors import KvcensusError
+
+MAX_SEQ = 2**63 - 1
+"""Sequence numbers travel as 64-bit unsigned; beyond this they are no count of batches, and no topic could carry them."""
+
+_END_MARKER = b"\xff" * 8
+_SEQ_BYTES = 8
+_RECONNECT_MS = 100
+_RECONNECT_MAX_MS = 2_000
+_BURST = 1_000
+"""Most messages taken from one socket before the others are looked at again."""
+
+
+class MalformedError(KvcensusError):
+    """A multipart message that is not a batch."""
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise :class:`KvcensusError` unless ``endpoint`` can be connected to: ``tcp://HOST:PORT`` or ``ipc://PATH``."""
+    try:
+        parts = urlsplit(endpoint)
+        usable = (parts.hostname not in (None, "", "*") and bool(parts.port)) if parts.scheme == "tcp" else parts.scheme == "ipc"
+    except ValueError:  # a port that is no port
+        usable = False
+    if not usable:
+        raise KvcensusError(f"{endpoint!r} is no address to connect to: expected tcp://HOST:PORT, e.g. tcp://127.0.0.1:5557")
+
+
+def parse_live(frames: list[bytes]) -> tuple[int, bytes]:
+    """(seq, payload) of ``[topic, 8-byte big-endian seq, payload]``. Raises :class:`MalformedError`."""
+    if len(frames) != 3:
+        raise MalformedError(f"{len(frames)} frames instead of topic, sequence and payload")
+    return _seq(frames[1]), frames[2]
+
+
+def parse_replay(frames: list[bytes]) -> tuple[int, bytes] | None:
+    """(seq, payload) of ``[b"", seq, payload]`` (up to vLLM 0.25) or ``[b"", topic, seq, payload]`` (from 0.26); None: the end.
+
+    Raises :class:`MalformedError`.
+    """
+    if len(frames) not in (3, 4) or frames[0]:
+        raise MalformedError(f"{len(frames)} frames in a replay answer")
+    if frames[-2] == _END_MARKER:
+        return None
+    return _seq(frames[-2]), frames[-1]
+
+
+def _seq(frame: bytes) -> int:
+    if len(frame) != _SEQ_BYTES:
+        raise MalformedError(f"a sequence number of {len(frame)} bytes instead of {_SEQ_BYTES}")
+    seq = int.from_bytes(frame, "big")
+    if seq > MAX_SEQ:
+        raise MalformedError(f"a sequence number of {seq}")
+    return seq
+
+
+class Subscription:
+    """One rank's batches in order. Used by one thread; a context manager.
+
+    ``endpoint`` and ``replay_endpoint`` are ``tcp://host:port`` as seen from here; without the latter nothing missed can be
+    asked for. ``topic`` is the prefix to subscribe to. ``engine_time`` is as in :class:`Continuity`. Raises
+    :class:`KvcensusError` for an address that cannot be connected to.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str | None,
+        *,
+        engine_time: Callable[[bytes], int | None],
+        topic: str = "",
+        replay_timeout: float = 5.0,
+    ) -> None:
+        self.malformed = 0
+        """Multipart messages that were no batch: counted, left behind."""
+        self.connections = 0
+        """Times that the live socket finished its handshake."""
+        self.connected = False
+        self.continuity = Continuity(replay_endpoint is not None, replay_timeout, engine_time)
+        for address in (endpoint, replay_endpoint):
+            if address is not None:
+                check_endpoint(address)
+        self._replay_endpoint = replay_endpoint
+        self._context = zmq.Context()
+        self._replay: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+        try:
+            self._live = self._context.socket(zmq.SUB)
+            self._prepare(self._live)
+            self._monitor = self._live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self._live.subscribe(topic)
+            self._live.connect(endpoint)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._poller.register(self._live, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether live batches wait for a replay."""
+        return self.continuity.waiting
+
+    def poll(self, timeout: float) -> deque[Arrival]:
+        """Wait up to ``timeout`` seconds for anything to come; what is in order now, for the caller to take from the left."""
+        wait = timeout
+        deadline = self.continuity.deadline
+        if deadline is not None:
+            wait = max(0.0, min(wait, deadline - time.monotonic()))
+        if self._poller.poll(int(wait * 1000) + (wait > 0)):
+            # The monitor first: a handshake comes before the batches that follow it.
+            self._take_monitor_events()
+            self._take_replay()
+            self._take_live()
+        self.continuity.tick(time.monotonic())
+        self._send_question()
+        return self.continuity.ready
+
+    def close(self) -> None:
+        """Close every socket. What was not taken is left behind."""
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _prepare(self, socket: zmq.Socket[bytes]) -> None:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        # A peer whose host vanished says nothing. TCP's own probes, since not every publisher answers ZeroMQ's heartbeats.
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 30)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
+
+    def _take_monitor_events(self) -> None:
+        while self._monitor.poll(0):
+            event: dict[str, Any] = dict(recv_monitor_message(self._monitor))
+            self.connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            if self.connected:
+                self.connections += 1
+                self.continuity.connected(time.monotonic())
+
+    def _take_live(self) -> None:
+        for _ in range(_BURST):
+            try:
+                frames = self._live.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                seq, payload = parse_live(frames)
+            except MalformedError:
+                self.malformed += 1
+                continue
+            self.continuity.live(Arrival(seq, payload, _now_ms()), time.monotonic())
+
+    def _take_replay(self) -> None:
+        for _ in range(_BURST):
+            if self._replay is None or self.continuity.ask is not None:
+                return  # a new question is due: answers to the old one no longer count
+            try:
+                frames = self._replay.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                answer = parse_replay(frames)
+            except MalformedError:
+                self.malformed += 1
+                continue
+            if answer is None:
+                self.continuity.replay_ended(time.monotonic())
+            else:
+                self.continuity.replayed(Arrival(*answer, _now_ms(), replayed=True), time.monotonic())
+
+    def _send_question(self) -> None:
+        """Each question goes out on a socket of its own, so that late answers to an earlier one cannot be mistaken for its."""
+        start = self.continuity.take_ask()
+        if self._replay is not None and (start is not None or not self.continuity.waiting):
+            self._poller.unregister(self._replay)
+            self._replay.close(linger=0)
+            self._replay = None
+        if start is None or self._replay_endpoint is None:
+            return
+        self._replay = self._context.socket(zmq.DEALER)
+        self._prepare(self._replay)
+        self._replay.connect(self._replay_endpoint)
+        self._replay.send_multipart([b"", start.to_bytes(_SEQ_BYTES, "big")])
+        self._poller.register(self._replay, zmq.POLLIN)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
