@@ -171,17 +171,16 @@ def _sized(part: bytes) -> bytes:
 def encode_extra(keys: Any, lora_name: str | None = None) -> bytes:
     """One block's extra keys as bytes: canonical (equal keys, equal bytes) and injective. None and no keys at all: ``b""``.
 
-    Newer engines repeat the adapter's name as the first extra key of every block of an adapter's request, older ones
-    do not; so that equal content stays equal over versions, a first key equal to ``lora_name`` is left out (the
-    adapter is in the id anyway). Raises ``ValueError`` for keys of a kind that has no encoding.
+    Newer engines repeat the adapter's name among the extra keys of every block of an adapter's request, older ones do
+    not. So that equal content stays equal over versions, one key equal to ``lora_name`` is left out: the adapter is in
+    the id anyway, by a field of its own. Raises ``ValueError`` for keys of a kind that has no encoding.
     """
     if keys is None:
         return b""
-    if not isinstance(keys, list | tuple):
-        raise ValueError(f"extra keys of a block are {type(keys).__name__}, not a list")
-    if lora_name and keys and keys[0] == lora_name:
-        keys = keys[1:]
-    return b"".join(_encode_value(key, 0) for key in keys)
+    items = list(keys) if isinstance(keys, list | tuple) else [keys]
+    if lora_name and lora_name in items:
+        items.remove(lora_name)
+    return b"".join([_encode_value(item, 0) for item in items])
 
 
 def _encode_value(value: Any, depth: int) -> bytes:

@@ -29,15 +29,21 @@ DEFAULT_MAX_BLOCKS = 4_000_000
 DEFAULT_TIER = "GPU"
 REMOTE = "REMOTE"
 
-_Entry = tuple[bytes, int, bytes | None]
-"""Block pseudonym, block size in tokens, content id (None: not resolved)."""
+_Entry = tuple[bytes, int, bytes | None, dict[int, bytes | None] | None]
+"""Block pseudonym, block size in tokens, content id (None: not resolved), and the content ids at other block sizes.
+
+Where groups differ in block size, engines give a large block the hash of the small one that ends at the same token: two
+contents under one hash. The sizes met later are kept beside the first, so that neither hides the other.
+"""
 
 
 class ResolverCounters(msgspec.Struct):
     """Cumulative over all lives. Blocks are counted once per store or remove event that names them.
 
     ``identity_conflicts``: a hash whose content came out differently from what this life had resolved it to; the first is
-    kept. ``bridge_evictions``: hashes forgotten to stay within the bound.
+    kept. ``shared_contents``: a content id that this life already knew under another hash: the engine tells two contents
+    apart that its events do not (salts or images, in engines whose events carry no extra keys). ``bridge_evictions``: hashes
+    forgotten to stay within the bound.
     """
 
     blocks_stored: int = 0
@@ -45,6 +51,7 @@ class ResolverCounters(msgspec.Struct):
     unresolved_blocks: int = 0
     unknown_events: int = 0
     identity_conflicts: int = 0
+    shared_contents: int = 0
     bridge_evictions: int = 0
 
 
@@ -73,18 +80,18 @@ class RankResolver:
         self._pseudonym = Pseudonym(key)
         self._max_blocks = max(1, max_blocks)
         self._bridge: OrderedDict[BlockHash, _Entry] = OrderedDict()
-        # Where groups differ in block size, engines reuse the hash of the smaller block that ends at the same token for
-        # the larger one: two contents under one hash. The size met second lives here, so that neither hides the other.
-        self._other_sizes: OrderedDict[tuple[BlockHash, int], _Entry] = OrderedDict()
+        self._beside = 0
+        self._contents: set[bytes] = set()
 
     def __len__(self) -> int:
-        """Hashes in the bridge."""
-        return len(self._bridge) + len(self._other_sizes)
+        """Entries in the bridge: hashes, and once more for each further block size of a hash."""
+        return len(self._bridge) + self._beside
 
     def new_life(self) -> None:
         """Forget every hash: the engine process is another one, and its hashes may mean other content."""
         self._bridge.clear()
-        self._other_sizes.clear()
+        self._contents.clear()
+        self._beside = 0
 
     def resolve(self, batch: WireBatch) -> Batch:
         """``batch`` as ops in the engine's order; consecutive removals of one group, tier and locality become one op."""
@@ -116,7 +123,7 @@ class RankResolver:
         counters = self.counters
         counters.unresolved_blocks += unresolved
         counters.unknown_events += batch.unknown_events
-        if len(self._bridge) + len(self._other_sizes) > self._max_blocks:
+        if len(self._bridge) + self._beside > self._max_blocks:
             self._shrink()
         return Batch(ops, batch.unknown_events, unresolved)
 
@@ -153,18 +160,19 @@ class RankResolver:
 
     def _learn_chain(self, event: Stored, contents: list[bytes]) -> bytes | None:
         """Enter a chained run; its packed block ids, or None (entering no more) at the first hash known as something else."""
-        bridge, pseudonym, size = self._bridge, self._pseudonym, event.block_size
+        bridge, pseudonym, known_contents, size = self._bridge, self._pseudonym, self._contents, event.block_size
         block_ids = []
         for block_hash, content in zip(event.block_hashes, contents, strict=True):
             entry = bridge.get(block_hash)
             if entry is None:
-                entry = bridge[block_hash] = (pseudonym(block_hash), size, content)
+                entry = bridge[block_hash] = (pseudonym(block_hash), size, content, None)
+                if content in known_contents:
+                    self.counters.shared_contents += 1
+                known_contents.add(content)
             elif entry[2] == content:
                 bridge.move_to_end(block_hash)
-            elif entry[1] != size or entry[2] is None:
-                known = self._learn(block_hash, size, content)
-                if known != content:
-                    return None
+            elif self._content(block_hash, size) in (None, content):
+                self._learn(block_hash, size, content)
             else:
                 return None
             block_ids.append(entry[0])
@@ -284,54 +292,62 @@ class RankResolver:
         entry = self._bridge.get(block_hash)
         if entry is None:
             return None
+        self._bridge.move_to_end(block_hash)
         if entry[1] == size:
-            self._bridge.move_to_end(block_hash)
             return entry[2]
-        other = self._other_sizes.get((block_hash, size))
-        return other[2] if other is not None else None
+        return entry[3].get(size) if entry[3] is not None else None
 
     def _known_at_any_size(self, block_hash: BlockHash) -> tuple[bytes | None, int]:
         """Content id and block size of a hash, for an event that gives no size; (None, 0) if unknown or of several sizes."""
         entry = self._bridge.get(block_hash)
-        if entry is None:
-            return None, 0
-        if self._other_sizes and any(hashed == block_hash for hashed, _ in self._other_sizes):
+        if entry is None or entry[3] is not None:
             return None, 0
         self._bridge.move_to_end(block_hash)
         return entry[2], entry[1]
 
     def _learn(self, block_hash: BlockHash, size: int, content: bytes | None) -> bytes | None:
         """Enter a hash; the content id that holds for it from now on (what was known first wins, and a difference is counted)."""
-        entry = self._bridge.get(block_hash)
+        bridge = self._bridge
+        entry = bridge.get(block_hash)
         if entry is None:
-            self._bridge[block_hash] = (self._pseudonym(block_hash), size, content)
+            bridge[block_hash] = (self._pseudonym(block_hash), size, content, None)
+            self._note_content(content)
             return content
-        if entry[1] == size:
-            self._bridge.move_to_end(block_hash)
-            if entry[2] is None:
-                if content is not None:
-                    self._bridge[block_hash] = (entry[0], size, content)
-                return content
-            known: bytes | None = entry[2]
+        bridge.move_to_end(block_hash)
+        pseudonym, first_size, known, others = entry
+        if first_size == size:
+            if known is None and content is not None:
+                bridge[block_hash] = (pseudonym, size, content, others)
         else:
-            key = (block_hash, size)
-            other = self._other_sizes.get(key)
-            if other is None or other[2] is None:
-                self._other_sizes[key] = (entry[0], size, content)
-                return content
-            self._other_sizes.move_to_end(key)
-            known = other[2]
+            if others is None:
+                others = {}
+                bridge[block_hash] = (pseudonym, first_size, known, others)
+            if size not in others:
+                self._beside += 1
+            known = others.get(size)
+            if known is None:
+                others[size] = content
+        if known is None:
+            self._note_content(content)
+            return content
         if content is not None and content != known:
             self.counters.identity_conflicts += 1
         return known
 
+    def _note_content(self, content: bytes | None) -> None:
+        if content is not None:
+            if content in self._contents:
+                self.counters.shared_contents += 1
+            self._contents.add(content)
+
     def _shrink(self) -> None:
-        while len(self._bridge) + len(self._other_sizes) > self._max_blocks:
-            larger: OrderedDict[BlockHash, _Entry] | OrderedDict[tuple[BlockHash, int], _Entry] = self._bridge
-            if len(self._other_sizes) > len(self._bridge):
-                larger = self._other_sizes
-            larger.popitem(last=False)
-            self.counters.bridge_evictions += 1
+        while len(self._bridge) + self._beside > self._max_blocks:
+            _, entry = self._bridge.popitem(last=False)
+            contents = [entry[2], *(entry[3] or {}).values()]
+            self._contents.difference_update(content for content in contents if content is not None)
+            beside = len(contents) - 1
+            self._beside -= beside
+            self.counters.bridge_evictions += 1 + beside
 
 
 def _assignable(event: Stored) -> tuple[bytes | None, list[bytes] | None]:

@@ -81,6 +81,7 @@ class RankStream:
         self._incarnation = incarnation
         self._new_life_id = new_life_id
         self._newest_us = position.newest_us if position else 0
+        self._restarted: str | None = None
         self._seen: OrderedDict[int, bytes] = OrderedDict()
         self._remembered = remembered
 
@@ -88,6 +89,10 @@ class RankStream:
     def position(self) -> Position:
         """Where the stream stands now."""
         return Position(self.life_id, self.next_seq, self._newest_us)
+
+    def engine_restarted(self, reason: str) -> None:
+        """Tell what the sequence may not show (a new process start time, say): the next readable frame begins another life."""
+        self._restarted = reason
 
     def start(self, observed_at_ms: int) -> list[RankMessage]:
         """What opens the stream: the operator's declaration."""
@@ -101,31 +106,31 @@ class RankStream:
 
     def feed(self, seq: int, payload: bytes, observed_at_ms: int) -> list[RankMessage]:
         """The messages that this frame gives rise to, in order; none for a duplicate."""
-        verdict, batch, problem = self._judge(seq, payload)
+        verdict, batch, note = self._judge(seq, payload)
         if verdict == "duplicate":
             self.counters.duplicates += 1
             return []
         if verdict == "stray":
-            return [self._refuse(min(seq, _MAX_SEQ), payload, problem or "", observed_at_ms)]
+            return [self._refuse(max(0, min(seq, _MAX_SEQ)), payload, note, observed_at_ms)]
         messages = []
         if verdict == "restart":
             assert batch is not None
-            messages.append(self._restart(batch.at_us, observed_at_ms))
+            messages.append(self._restart(batch.at_us, note, observed_at_ms))
         if self.next_seq is not None and seq > self.next_seq:
             messages.append(self._lose(seq - 1, observed_at_ms))
         self._remember(seq, payload)
         if batch is None:
-            messages.append(self._refuse(seq, payload, problem or "", observed_at_ms))
+            messages.append(self._refuse(seq, payload, note, observed_at_ms))
         else:
             messages.append(self._batch(seq, batch, observed_at_ms))
         self.next_seq = seq + 1
         return messages
 
-    def _judge(self, seq: int, payload: bytes) -> tuple[Verdict, wire.WireBatch | None, str | None]:
+    def _judge(self, seq: int, payload: bytes) -> tuple[Verdict, wire.WireBatch | None, str]:
         expected = self.next_seq
         behind = expected is not None and seq < expected
         if behind and self._seen.get(seq) == _digest(payload):
-            return "duplicate", None, None
+            return "duplicate", None, ""
         try:
             if not 0 <= seq < _MAX_SEQ:
                 raise wire.WireError(f"sequence number {seq} is out of range")
@@ -134,19 +139,21 @@ class RankStream:
             if behind or not 0 <= seq < _MAX_SEQ:
                 return "stray", None, str(error)
             return ("next" if expected in (None, seq) else "gap"), None, str(error)
+        if self._restarted is not None:
+            return "restart", batch, self._restarted
         if not behind:
-            return ("next" if expected in (None, seq) else "gap"), batch, None
+            return ("next" if expected in (None, seq) else "gap"), batch, ""
         if seq not in self._seen and batch.at_us <= self._newest_us:
-            return "duplicate", None, None
-        return "restart", batch, None
+            return "duplicate", None, ""
+        return "restart", batch, f"sequence fell from {expected} to {seq}: the engine restarted"
 
-    def _restart(self, boundary_us: int, observed_at_ms: int) -> RankMessage:
-        expected, self.life_id, self.next_seq = self.next_seq, self._new_life_id(), 0
+    def _restart(self, boundary_us: int, reason: str, observed_at_ms: int) -> RankMessage:
+        self.life_id, self.next_seq, self._restarted = self._new_life_id(), 0, None
         self._resolver.new_life()
         self._seen.clear()
         self.counters.publisher_restarts += 1
         message = self._message(observed_at_ms)
-        message.holder_reset = HolderReset(boundary_us, f"sequence fell back below {expected}: the engine restarted")
+        message.holder_reset = HolderReset(boundary_us, reason)
         self._newest_us = 0
         return message
 

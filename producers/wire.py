@@ -69,7 +69,7 @@ class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved", gc=False, kw
 
 
 class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", gc=False, kw_only=True):
-    """Everything in scope cleared; a scope field that is None means "all"."""
+    """Everything in scope cleared; a scope field that is None means "all". Also ``TierBlocksCleared``, which names its medium."""
 
     medium: str | None = None
     group_idx: _Count | None = None
@@ -137,7 +137,18 @@ _arrays = msgspec.msgpack.Decoder(_ArrayPayload)
 _raw = msgspec.msgpack.Decoder(_RawPayload)
 _any = msgspec.msgpack.Decoder()
 
-_MAP_TYPES: dict[str, type[Event]] = {"BlockStored": Stored, "BlockRemoved": Removed, "AllBlocksCleared": Cleared}
+_MAP_TYPES: dict[str, type[Event]] = {
+    "BlockStored": Stored,
+    "BlockRemoved": Removed,
+    "AllBlocksCleared": Cleared,
+    "TierBlocksCleared": Cleared,
+}
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "BlockStored": ("block_hashes", "block_size"),
+    "BlockRemoved": ("block_hashes",),
+    "AllBlocksCleared": (),
+    "TierBlocksCleared": ("medium",),  # without it a clear of one tier would read as one of all
+}
 _ARRAY_TYPES: dict[str, type[_EventArray]] = {
     "BlockStored": _StoredArray,
     "BlockRemoved": _RemovedArray,
@@ -265,10 +276,11 @@ def _known_event(event: Any) -> Event | None:
         kind = _MAP_TYPES.get(tag)
         if kind is None:
             return None
-        for name in ("block_hashes", "block_size"):
-            if name not in event and (tag == "BlockStored" or (tag == "BlockRemoved" and name == "block_hashes")):
+        for name in _REQUIRED[tag]:
+            if event.get(name) is None:
                 raise WireError(f"{tag} without {name}")
         _unsign(event, "block_hashes", "parent_block_hash")
+        event["type"] = kind.__struct_config__.tag
         return msgspec.convert(event, kind)
     if isinstance(event, list):
         tag = event[0] if event else None
@@ -277,7 +289,7 @@ def _known_event(event: Any) -> Event | None:
         array_kind = _ARRAY_TYPES.get(tag)
         if array_kind is None:
             return None
-        _unsign(event, 1, 2 if tag == "BlockStored" else None)
+        _unsign(event, 1, 2 if array_kind is _StoredArray else None)
         return _from_array(msgspec.convert(event, array_kind))
     raise WireError(f"event is neither a map nor an array but {type(event).__name__}")
 
