@@ -58,7 +58,14 @@ class Exchange:
     answered: dict[int, Arrival] = field(default_factory=dict)
     asked_again: bool = False
     before: dict[int, Arrival] = field(default_factory=dict)
-    """The answer that led to this question, for the case that this one gets none."""
+    """The answer that led to this question: what the engine buffered a moment earlier, unless it restarted since."""
+
+    def all(self) -> list[Arrival]:
+        """What came back, by number, with the earlier answer where the two agree or this one is empty."""
+        shared = self.before.keys() & self.answered.keys()
+        agree = not self.answered or (shared and all(self.before[seq].payload == self.answered[seq].payload for seq in shared))
+        known = {**self.before, **self.answered} if agree else self.answered
+        return [known[seq] for seq in sorted(known)]
 
 
 @dataclass
@@ -264,8 +271,7 @@ class Continuity:
         self._exchange = None
         self.ask = None
         held, self._held = self._held, deque()
-        answered = exchange.answered or exchange.before
-        answers = [answered[seq] for seq in sorted(answered)]
+        answers = exchange.all()
         if answers:
             for _ in range(self._older(held, answers[0])):
                 self._accept(held.popleft())

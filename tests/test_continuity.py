@@ -187,16 +187,27 @@ def test_a_new_life_that_has_passed_the_old_number_is_told_by_the_anchor() -> No
     assert given_out(order) == [*span(1, 0, 2), *span(2, 0, 7)]
 
 
-def test_a_new_life_whose_beginning_is_no_longer_buffered_is_marked() -> None:
+def test_a_new_life_whose_beginning_is_no_longer_buffered_comes_out_as_far_back_as_it_was_seen() -> None:
     order = continuity()
     live(order, 1, 0, 1, 2)
     order.connected(0.0)
     answer(order, 2, *range(2, 8))
     assert order.ask == 0
-    answer(order, 2, *range(5, 8))
-    assert given_out(order) == [*span(1, 0, 2), *span(2, 2, 7)]
-    assert not any(arrival.begins_life for arrival in order.ready)  # 2 after 2 shows by itself
+    answer(order, 2, *range(5, 9))
+    assert given_out(order) == [*span(1, 0, 2), *span(2, 2, 8)]
 
+
+def test_a_new_life_whose_number_does_not_show_it_is_marked() -> None:
+    order = continuity()
+    live(order, 1, 0, 1, 2)
+    order.connected(0.0)
+    answer(order, 2, *range(2, 5))
+    answer(order, 2, *range(7, 9))
+    assert given_out(order) == [*span(1, 0, 2), *span(2, 7, 8)]
+    assert [arrival.seq for arrival in order.ready if arrival.begins_life] == [7]
+
+
+def test_what_proved_another_life_comes_out_also_when_no_second_answer_comes() -> None:
     order = continuity()
     live(order, 1, 0)
     order.connected(0.0)
