@@ -195,6 +195,18 @@ def test_a_restart_begins_at_zero_with_an_empty_replay_buffer_on_the_same_endpoi
         assert len(late.replay(0)) == 6
 
 
+def test_a_process_is_not_back_at_once_and_meanwhile_the_old_life_is_replayed_and_the_others_go_on() -> None:
+    back = source([batch(seq) for seq in range(3)] + [batch(0, life=1)])
+    other = source([batch(seq, at_us=START_US + seq * 60_000_000) for seq in range(40)], "other")
+    with EngineServer([back, other], replace(FAST, restart_pause_s=3600.0)) as server, context() as owner:
+        one, two = (Client(owner, rank) for rank in server.endpoints())
+        assert two.take(40) == frames_of(other)
+        assert one.take(3) == frames_of(back)[:3]
+        assert one.nothing_more()
+        assert [answer[-1] for answer in one.replay(0)[:-1]] == [b.payload for b in list(back.batches)[:3]]
+        assert not server.wait_finished(0)
+
+
 def test_nothing_is_published_before_every_rank_has_its_subscriber() -> None:
     ranks = [source([batch(0)]), source([batch(0)], dp_rank=1)]
     with EngineServer(ranks, FAST) as server, context() as owner:

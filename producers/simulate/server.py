@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import math
 import threading
 import time
 from collections import deque
@@ -38,6 +39,10 @@ _REBIND_TIMEOUT_S = 10.0
 _CLOSE_LINGER_MS = 2_000
 
 
+_Due = tuple[int, int, SourceBatch]
+"""A rank's next batch: its time since the origin in microseconds, the rank's number, the batch."""
+
+
 @dataclass(frozen=True)
 class ServerOptions:
     """How ranks are served.
@@ -48,7 +53,8 @@ class ServerOptions:
     ``wait_subscribers`` are needed on every rank before anything is published, for at most ``wait_timeout_s`` (``None``: however
     long it takes). ``rebind`` closes and reopens a rank's sockets when its process restarts; otherwise they stay and only the
     sequence and the replay buffer start anew. ``replay_hwm`` is the ROUTER's queue per peer (0: unbounded; a large replay then
-    has no holes).
+    has no holes). ``restart_pause_s`` is the least real time between the last batch of a process life and the first of the next,
+    at any speed: no engine is back sooner, and whoever asks for a replay in that time still gets the old life's.
     """
 
     speed: float | None = 1.0
@@ -64,6 +70,7 @@ class ServerOptions:
     buffer_batches: int = VLLM_BUFFER_BATCHES
     hwm: int = VLLM_HWM
     replay_hwm: int = 1_000
+    restart_pause_s: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,7 @@ class _Served:
     pub_bound: str
     router_bound: str
     buffer: deque[tuple[int, bytes]]
+    published_at_s: float = 0.0
     progress: RankProgress = field(default_factory=RankProgress)
 
 
@@ -305,24 +313,35 @@ class EngineServer:
         """Publish every rank's batches in the order of their time since their source's start, paced as the options say."""
         started = time.monotonic()
         now_us = time.time_ns() // 1000
-        due: list[tuple[int, int, SourceBatch]] = []
+        due: list[_Due] = []
+        held: list[tuple[float, _Due]] = []
         for index, rank in enumerate(self._ranks):
             self._advance(due, index, rank)
         speed = self.options.speed
         since_answer = 0
-        while due and not self._stopping.is_set():
-            offset_us, index, batch = due[0]
-            wait_s = 0.0 if speed is None else started + offset_us / 1_000_000 / speed - time.monotonic()
+        while (due or held) and not self._stopping.is_set():
+            while held and held[0][0] <= time.monotonic():
+                heapq.heappush(due, heapq.heappop(held)[1])
+            wait_s = held[0][0] - time.monotonic() if held else math.inf
+            if due:
+                wait_s = min(wait_s, 0.0 if speed is None else started + due[0][0] / 1_000_000 / speed - time.monotonic())
             if wait_s > 0.0005:
                 # Short sleeps keep stop() prompt; a poll counts in whole milliseconds.
-                self._answer(poller, min(100, max(1, int(wait_s * 1000))))
+                self._answer(poller, int(min(100, max(1, wait_s * 1000))))
                 since_answer = 0
                 continue
             if since_answer >= _PUBLISH_AT_ONCE:
                 self._answer(poller, 0)
                 since_answer = 0
+            if not due:
+                continue
+            offset_us, index, batch = due[0]
             rank = self._ranks[index]
             if batch.life != rank.progress.life:
+                back_at = rank.published_at_s + self.options.restart_pause_s
+                if time.monotonic() < back_at:
+                    heapq.heappush(held, (back_at, heapq.heappop(due)))
+                    continue
                 self._restart(poller, rank, batch.life)
             if not self._publish(poller, rank, batch, offset_us, now_us):
                 break
@@ -330,7 +349,7 @@ class EngineServer:
             heapq.heappop(due)
             self._advance(due, index, rank)
 
-    def _advance(self, due: list[tuple[int, int, SourceBatch]], index: int, rank: _Served) -> None:
+    def _advance(self, due: list[_Due], index: int, rank: _Served) -> None:
         batch = next(rank.coming, None)
         if batch is None:
             rank.progress.finished = True
@@ -356,6 +375,7 @@ class EngineServer:
                 if self._stopping.is_set():
                     return False
                 self._answer(poller, 5)
+        rank.published_at_s = time.monotonic()
         rank.progress.published += 1
         rank.progress.at_us = at_us
         return True
