@@ -218,7 +218,7 @@ def test_nothing_is_published_before_every_rank_has_its_subscriber() -> None:
 
 
 def test_waiting_for_subscribers_can_be_bounded_and_stopped() -> None:
-    with EngineServer([source([batch(0)])], replace(FAST, wait_timeout_s=0.05)) as server:
+    with EngineServer([source([batch(0)])], FAST, wait_timeout_s=0.05) as server:
         assert server.wait_finished(PATIENCE_S)
     with EngineServer([source([batch(0)])], FAST) as server:
         server.stop()

@@ -402,12 +402,18 @@ def _rejected(plans: Sequence[RankPlan]) -> int:
     return sum(rank.stats.rejected for rank in plans)
 
 
+def _unfinished(plans: Sequence[RankPlan]) -> int:
+    return sum(rank.stats.cut_off for rank in plans)
+
+
 def _write(sources: list[RankSource], plans: list[RankPlan], path: Path, as_json: bool) -> None:
     written = recording.write(sources, path)
     rejected = _rejected(plans)
     if as_json:
         files = [{"instance_id": name, "path": str(target), "messages": count} for name, (target, count) in written.items()]
-        click.echo(json.dumps({"event": "written", "files": files, "rejected_requests": rejected}))
+        click.echo(
+            json.dumps({"event": "written", "files": files, "rejected_requests": rejected, "unfinished_requests": _unfinished(plans)})
+        )
         return
     for name, (target, count) in written.items():
         click.echo(f"{name}: {count:,} messages in {target}")
@@ -506,7 +512,11 @@ def _watch(server: EngineServer, plans: list[RankPlan], linger: float | None, as
             {"instance_id": endpoint.instance_id, "dp_rank": endpoint.dp_rank, **asdict(rank)}
             for endpoint, rank in zip(server.endpoints(), server.progress(), strict=True)
         ]
-        click.echo(json.dumps({"event": "finished", "ranks": ranks, "rejected_requests": _rejected(plans)}))
+        click.echo(
+            json.dumps(
+                {"event": "finished", "ranks": ranks, "rejected_requests": _rejected(plans), "unfinished_requests": _unfinished(plans)}
+            )
+        )
     else:
         click.echo(("\r" if live else "") + _progress_line(server), err=True)
         _say_rejected(_rejected(plans))

@@ -17,8 +17,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import zmq
 
@@ -115,10 +115,13 @@ class _Served:
 
 
 class EngineServer:
-    """Serves ``sources`` from a thread of its own. ``start`` binds in the caller, so that a port in use is the caller's error."""
+    """Serves ``sources`` from a thread of its own. ``start`` binds in the caller, so that a port in use is the caller's error.
 
-    def __init__(self, sources: Sequence[RankSource], options: ServerOptions | None = None) -> None:
-        self.options = options or ServerOptions()
+    ``settings`` are fields of :class:`ServerOptions` that differ from ``options``: ``EngineServer(sources, speed=None)``.
+    """
+
+    def __init__(self, sources: Sequence[RankSource], options: ServerOptions | None = None, **settings: Any) -> None:
+        self.options = replace(options or ServerOptions(), **settings)
         if not sources:
             raise KvcensusError("nothing to serve: no rank in what was given")
         if self.options.speed is not None and self.options.speed <= 0:
