@@ -1,0 +1,169 @@
+"""ClickHouse and Python add up the same: every total of random records, to the last integer, after repeats in another order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.records import DuplicateWindow, RankWindow
+from sql import migrate
+from sql.database import Database
+from sql.figures import assemble
+from sql.load import load
+from sql.rows import TableRows
+from sql.store import connect
+from sql.totals import By, Span, totals_from_records
+from tests.sql_records import (
+    START_US,
+    WINDOW_US,
+    duplicate_window,
+    group,
+    random_duplicate_windows,
+    random_rank_windows,
+    rank_window,
+)
+
+Records = list[RankWindow | DuplicateWindow]
+
+
+def insert(database: Database, records: Records) -> None:
+    """Insert ``records`` into their tables, in this order."""
+    rows = TableRows()
+    for record in records:
+        rows.add(record)
+    for batch in rows.batches():
+        assert database.insert(batch.table, batch.column_names, batch.columns) == len(batch)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    with connect(None, tmp_path_factory.mktemp("store")) as database:
+        migrate.apply(database)
+        yield database
+
+
+@pytest.fixture
+def database(engine: Database) -> Database:
+    for table in ("rank_windows", "life_groups", "duplicate_windows"):
+        engine.command(f"TRUNCATE TABLE {table}")
+    return engine
+
+
+def spans(rng: random.Random) -> list[tuple[int | None, int | None]]:
+    """The open span, half-open ones, and some that begin or end inside windows, before all or after all."""
+    inside = [START_US + rng.randrange(30 * WINDOW_US) for _ in range(6)]
+    return [
+        (None, None),
+        (inside[0], None),
+        (None, inside[1]),
+        (min(inside[2:4]), max(inside[2:4])),
+        (inside[4], inside[4] + 1),
+        (START_US + 5 * WINDOW_US, START_US + 9 * WINDOW_US),
+        (START_US - 100 * WINDOW_US, START_US - WINDOW_US),
+        (START_US + 10_000 * WINDOW_US, None),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_load_gives_what_the_records_give(database: Database, seed: int) -> None:
+    rng = random.Random(seed)
+    ranks, duplicates = random_rank_windows(rng), random_duplicate_windows(rng)
+    records: Records = [*ranks, *duplicates]
+    asked = spans(rng)
+    bys: tuple[By | None, ...] = (None, "rank", "workload", "model")
+    for _ in range(2):  # the second time every record is in the tables twice, in another order and other inserts
+        rng.shuffle(records)
+        half = rng.randrange(len(records))
+        insert(database, records[:half])
+        insert(database, records[half:])
+        for number, (since, until) in enumerate(asked):
+            by = bys[number % len(bys)]
+            expected = totals_from_records(ranks, duplicates, since_us=since, until_us=until, by=by)
+            found = load(database, since, until, by)
+            assert found == expected
+            assert assemble(found) == assemble(expected)
+    assert any(life.observed_us for life in totals_from_records(ranks, duplicates).lives)
+
+
+def test_an_empty_store_has_no_totals(database: Database) -> None:
+    totals = load(database)
+    assert totals == totals_from_records([], [])
+    assert totals.semantics_version is None
+    assert totals.span.length_us == 0
+
+
+def test_a_span_is_widened_to_windows_and_says_so(database: Database) -> None:
+    rows = [rank_window(window_start_us=START_US + n * WINDOW_US, batches=n, groups=[group(stored_tokens=10**n)]) for n in range(5)]
+    insert(database, [*rows])
+    totals = load(database, START_US + WINDOW_US + 1, START_US + 2 * WINDOW_US + 1)
+    assert totals.span == Span(START_US + WINDOW_US, START_US + 3 * WINDOW_US)
+    assert totals.lives[0].groups[0].stored_tokens == 110
+    assert assemble(totals)["span"]["widened_to_windows"] is True
+
+
+def test_a_long_row_counts_in_proportion_and_exactly(database: Database) -> None:
+    busy = rank_window()
+    idle = rank_window(
+        window_start_us=START_US + WINDOW_US,
+        window_us=1000 * WINDOW_US,
+        observed_us=1000 * WINDOW_US,
+        batches=0,
+        first_batch_us=0,
+        last_batch_us=0,
+    )
+    level = 9 * 10**8  # the row holds 9 x 10^18, which times the overlap is far beyond 64 bits
+    extra = duplicate_window(
+        window_start_us=START_US + WINDOW_US,
+        window_us=1000 * WINDOW_US,
+        as_of_us=START_US + 1001 * WINDOW_US,
+        inside_token_us=level * 1000 * WINDOW_US,
+    )
+    insert(database, [busy, idle, extra])
+    totals = load(database, START_US + 11 * WINDOW_US, START_US + 18 * WINDOW_US)
+    assert totals.lives[0].observed_us == 7 * WINDOW_US
+    assert totals.duplicates[0].inside_token_us == level * 7 * WINDOW_US
+    assert assemble(totals)["duplicate_footprint"]["inside_instances"]["extra_tokens"]["mean"] == float(level)
+
+
+def test_a_groups_place_in_the_life_is_known_from_outside_the_span(database: Database) -> None:
+    """Group 0 shows that it is on a GPU only later; the primary group is that of the whole life, also for the first window."""
+    early = rank_window(groups=[group(gpu=False, stored_tokens=1), group(group_idx=1, stored_tokens=7)])
+    late = rank_window(window_start_us=START_US + WINDOW_US, groups=[group(spec_kind="full_attention", stored_tokens=5)])
+    insert(database, [early, late])
+    totals = load(database, START_US, START_US + WINDOW_US)
+    assert [(g.group_idx, g.gpu, g.spec_kind, g.stored_tokens) for g in totals.lives[0].groups] == [
+        (0, True, "full_attention", 1),
+        (1, True, None, 7),
+    ]
+    assert assemble(totals)["ranks"][0]["stored_tokens"] == 1
+
+
+def test_figures_survive_a_closed_store(tmp_path: Path, engine: Database) -> None:
+    """What was inserted is there when the folder is opened again: in a process of its own, as one process has one store."""
+    import subprocess
+    import sys
+
+    script = """
+import sys
+from pathlib import Path
+from sql import migrate
+from sql.load import load
+from sql.rows import TableRows
+from sql.store import connect
+from tests.sql_records import rank_window
+with connect(None, Path(sys.argv[1])) as database:
+    migrate.apply(database)
+    rows = TableRows()
+    rows.add(rank_window(batches=3))
+    for batch in rows.batches():
+        database.insert(batch.table, batch.column_names, batch.columns)
+with connect(None, Path(sys.argv[1])) as database:
+    print(load(database).lives[0].batches)
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]
+    )
+    assert run.stdout == "3\n", run.stderr
