@@ -144,18 +144,25 @@ def _versions(database: Database, bounds: _Bounds) -> list[int]:
 
 
 def _base_window(database: Database, bounds: _Bounds) -> int:
-    holding, shortest, count = database.query(
+    anywhere = _Bounds(None, None, bounds.parameters["version"])
+    for where in (bounds, anywhere):
+        holding = database.query(
+            f"SELECT max(window_us) FROM rank_windows FINAL WHERE batches > 0 AND {where.overlap()}", where.parameters
+        ).rows[0][0]
+        if holding:
+            return int(holding)
+    shortest, count = database.query(
         f"""
-        SELECT max(if(b > 0, w, 0)), min(w), count() FROM
+        SELECT min(w), count() FROM
         (
-            SELECT window_us AS w, batches AS b FROM rank_windows FINAL WHERE {bounds.overlap()}
+            SELECT window_us AS w FROM rank_windows FINAL WHERE {anywhere.overlap()}
             UNION ALL
-            SELECT window_us AS w, toInt64(0) AS b FROM duplicate_windows FINAL WHERE {bounds.overlap()}
+            SELECT window_us AS w FROM duplicate_windows FINAL WHERE {anywhere.overlap()}
         )
         """,
-        bounds.parameters,
+        anywhere.parameters,
     ).rows[0]
-    return int(holding or shortest) if count else 0
+    return int(shortest) if count else 0
 
 
 def _lives(database: Database, bounds: _Bounds) -> list[LifeTotals]:

@@ -5,9 +5,9 @@ tables; both follow what this module says and give the same, to the last integer
 
 * Of rows with one key only that with the highest version counts.
 * Rows of one ``semantics_version`` are summed, the newest in the span; others are left out and named.
-* Windows are half-open. Asked for a span, it is widened to borders of the base window, which is the longest window that
-  holds a batch (only rows without one are longer), or the shortest of all. Where a side is not given, the span ends
-  with the first or last batch of any rank there, and no row is clipped on that side.
+* Windows are half-open. Asked for a span, it is widened to borders of the base window: the longest row that holds a
+  batch (only rows without one are longer) in the span, or anywhere if there is none in it, or else the shortest row. Where
+  a side is not given, the span ends with the first or last batch of any rank there, and no row is clipped on that side.
 * A row that starts before the span or ends after it is constant over its length (it holds no batch) and counts in
   proportion; integer arithmetic is exact there. What it counts otherwise (losses, refusals) belongs to its start.
 * A process life has one entry per declaration in force. Its groups are those of the whole life, in the span or not,
@@ -223,9 +223,12 @@ def totals_from_records(
     versions = sorted({row.semantics_version for row in ranks} | {row.semantics_version for row in duplicates}, reverse=True)
     newest = versions[0] if versions else None
     if since_us is not None or until_us is not None:
-        base = _base_window(
-            [row for row in ranks if row.semantics_version == newest], [row for row in duplicates if row.semantics_version == newest]
-        )
+        of_newest = [row for row in latest_ranks.values() if row.semantics_version == newest]
+        base = _longest_holding(row for row in ranks if row.semantics_version == newest) or _longest_holding(of_newest)
+        if not base:
+            lengths = [row.window_us for row in of_newest]
+            lengths += [row.window_us for row in latest_duplicates.values() if row.semantics_version == newest]
+            base = min(lengths, default=0)
         since, until = widened(since_us, until_us, base)
     else:
         since, until = None, None
@@ -274,9 +277,8 @@ def _counted(row: DuplicateWindow, since_us: int | None, until_us: int | None) -
     return since_us is None or row.window_start_us >= since_us or row.as_of_us > since_us
 
 
-def _base_window(ranks: Sequence[RankWindow], duplicates: Sequence[DuplicateWindow]) -> int:
-    holding = max((row.window_us for row in ranks if row.batches), default=0)
-    return holding or min([row.window_us for row in ranks] + [row.window_us for row in duplicates], default=0)
+def _longest_holding(ranks: Iterable[RankWindow]) -> int:
+    return max((row.window_us for row in ranks if row.batches), default=0)
 
 
 def _share(value: int, start_us: int, end_us: int, since_us: int | None, until_us: int | None) -> int:
