@@ -51,7 +51,7 @@ $(STAMP):
 # The exact versions that are tested, out of what .venv holds now.
 lock: $(STAMP)
 	@{ echo "# Exact versions of everything in .venv, as tested: constraints for pip. Made by \`make lock\`."; \
-	  $(BIN)/python -m pip freeze --exclude-editable --exclude pip; } > requirements.lock.new
+	  $(BIN)/python -m pip freeze --all --exclude-editable --exclude pip; } > requirements.lock.new
 	@mv requirements.lock.new requirements.lock
 
 clean:
