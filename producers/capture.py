@@ -23,7 +23,8 @@ from schemas.errors import KvcensusError
 _GZIP_MAGIC = b"\x1f\x8b"
 _SEQ_BYTES = 8
 _END_SEQ = 2**64 - 1
-_MAX_LINE_BYTES = 3 * wire.MAX_PAYLOAD_BYTES
+MAX_LINE_BYTES = 3 * wire.MAX_PAYLOAD_BYTES
+"""Longest line that is read, in bytes: room for the largest payload in hexadecimal."""
 
 
 class Frame(NamedTuple):
@@ -40,17 +41,18 @@ def read(path: str | os.PathLike[str]) -> Iterator[Frame]:
     number = 0
     try:
         with _open(path) as file:
-            for line in _lines(file):
+            while True:
                 number += 1
-                if not line.strip():
-                    continue
+                line = file.readline(MAX_LINE_BYTES)
+                if not line:
+                    return
                 frame = _frame(line)
                 if frame is not None:
                     yield frame
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise KvcensusError(f"{path}: line {number + 1}: cut short or damaged: {error}") from None
+        raise KvcensusError(f"{path}: line {number}: cut short or damaged: {error}") from None
     except _BadLineError as error:
-        raise KvcensusError(f"{path}: line {max(number, 1)}: {error}") from None
+        raise KvcensusError(f"{path}: line {number}: {error}") from None
     except OSError as error:
         raise KvcensusError(f"{path}: {error.strerror or error}") from None
 
@@ -93,17 +95,14 @@ def _open(path: str | os.PathLike[str]) -> BinaryIO:
     return file
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    while line := file.readline(_MAX_LINE_BYTES):
-        if len(line) == _MAX_LINE_BYTES:
-            raise _BadLineError(f"longer than {_MAX_LINE_BYTES} bytes")
-        yield line
-
-
 def _frame(line: bytes) -> Frame | None:
+    if len(line) == MAX_LINE_BYTES:
+        raise _BadLineError(f"longer than {MAX_LINE_BYTES} bytes")
+    if line.isspace():
+        return None
     try:
         row = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise _BadLineError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise _BadLineError("not a JSON object")
@@ -118,7 +117,10 @@ def _frame(line: bytes) -> Frame | None:
 
 
 def _hex_frame(row: dict[str, Any]) -> Frame:
-    return Frame(float(row["arrival"]), bytes.fromhex(row.get("topic_hex", "")), int(row["seq"]), bytes.fromhex(row["payload_hex"]))
+    seq = int(row["seq"])
+    if not 0 <= seq < _END_SEQ:
+        raise ValueError(f"sequence {seq} is out of range")
+    return Frame(float(row["arrival"]), bytes.fromhex(row.get("topic_hex", "")), seq, bytes.fromhex(row["payload_hex"]))
 
 
 def _socket_frame(row: dict[str, Any]) -> Frame | None:

@@ -220,14 +220,16 @@ def load_key(path: str | os.PathLike[str], epoch: int = 0) -> IdentityKey:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise KvcensusError(f"key file {path}: {error.strerror or error}; create one or name another with --key-file") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise KvcensusError(f"key file {path}: not a regular file")
         mode = stat.S_IMODE(status.st_mode)
         if mode & ~0o600:
             raise KvcensusError(f"key file {path}: mode {mode:04o} lets others at it; run: chmod 600 {path}")
-        data = file.read(KEY_FILE_BYTES + 1)
+        data = os.read(descriptor, KEY_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(data) != KEY_FILE_BYTES:
         size = f"{len(data)} bytes" if len(data) < KEY_FILE_BYTES else f"more than {KEY_FILE_BYTES} bytes"
         raise KvcensusError(f"key file {path}: {size}, a key is exactly {KEY_FILE_BYTES} (32 of key, 32 of canary nonce)")
