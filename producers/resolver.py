@@ -71,6 +71,23 @@ class _Run:
         self.sizes = [event.block_size] * count
 
 
+class _Removal:
+    """The op that consecutive removals of one place gather in; its ids are joined once, when it ends."""
+
+    __slots__ = ("block_ids", "op", "place")
+
+    def __init__(self) -> None:
+        self.op: Op | None = None
+        self.place: tuple[int, str | None, str | None] | None = None
+        self.block_ids: list[bytes] = []
+
+    def end(self) -> None:
+        if self.op is not None:
+            self.op.block_ids = b"".join(self.block_ids)
+            self.op = self.place = None
+            self.block_ids = []
+
+
 class RankResolver:
     """Resolves one rank's batches in order. ``max_blocks`` bounds the bridge (hashes)."""
 
@@ -97,18 +114,24 @@ class RankResolver:
         """``batch`` as ops in the engine's order; consecutive removals of one group, tier and locality become one op."""
         slots: list[Op | _Run] = []
         pending: list[_Run] = []
+        removal = _Removal()
         for event in batch.events:
+            if isinstance(event, Removed):
+                if event.block_hashes:
+                    self._remove(event, removal, slots)
+                continue
             if isinstance(event, Stored):
                 if not event.block_hashes:  # a sliding-window group that kept nothing of the span
                     continue
+                removal.end()
                 slot = self._store(event)
                 if isinstance(slot, _Run):
                     pending.append(slot)
                 slots.append(slot)
-            elif isinstance(event, Removed):
-                self._remove(event, slots)
             else:
+                removal.end()
                 slots.append(_clear(event))
+        removal.end()
         if pending:
             self._retry(pending)
         unresolved = 0
@@ -269,17 +292,21 @@ class RankResolver:
 
     # -- removals
 
-    def _remove(self, event: Removed, slots: list[Op | _Run]) -> None:
+    def _remove(self, event: Removed, removal: _Removal, slots: list[Op | _Run]) -> None:
         self.counters.blocks_removed += len(event.block_hashes)
-        if not event.block_hashes:
-            return
-        block_ids = b"".join([self._block_id(block_hash) for block_hash in event.block_hashes])
-        group, tier, locality = event.group_idx or 0, _tier(event.medium), _upper(event.locality)
-        last = slots[-1] if slots else None
-        if isinstance(last, Op) and last.kind == "REMOVE" and (last.group_idx, last.tier, last.locality) == (group, tier, locality):
-            last.block_ids += block_ids
-        else:
-            slots.append(Op("REMOVE", group, tier, locality, block_ids=block_ids))
+        place = (event.group_idx or 0, event.medium, event.locality)
+        if place != removal.place:
+            group, tier, locality = place[0], _tier(event.medium), _upper(event.locality)
+            op = removal.op
+            if op is None or (op.group_idx, op.tier, op.locality) != (group, tier, locality):
+                removal.end()
+                removal.op = Op("REMOVE", group, tier, locality)
+                slots.append(removal.op)
+            removal.place = place
+        bridge = self._bridge
+        for block_hash in event.block_hashes:
+            entry = bridge.get(block_hash)
+            removal.block_ids.append(entry[0] if entry is not None else self._pseudonym(block_hash))
 
     # -- the bridge
 

@@ -473,3 +473,62 @@ def test_salts_and_adapters_of_one_prompt_are_apart() -> None:
     assert salted == salted_again
     assert len({tuple(chain) for chain in (plain, adapter_a, adapter_b, adapter_a_salted, salted)}) == 5
     assert len({content for chain in (plain, adapter_a, adapter_b, adapter_a_salted, salted) for content in chain}) == 20
+
+
+# -- the retry against a naive fixpoint
+
+
+@st.composite
+def shuffled_batches(draw: st.DrawFn) -> list[list[Stored]]:
+    """Stores of a few prompts, cut into runs, out of order, some without tokens, sizes or all of their hashes."""
+    events: list[Stored] = []
+    for blocks in draw(PROMPTS):
+        prefixes = [tuple(blocks[: at + 1]) for at in range(len(blocks))]
+        hashes = [int.from_bytes(struct.pack(">6B", *(*prefix, *bytes(6 - len(prefix)))), "big") for prefix in prefixes]
+        cuts = sorted(draw(st.sets(st.integers(1, len(blocks) - 1)))) if len(blocks) > 1 else []
+        for start, end in zip([0, *cuts], [*cuts, len(blocks)], strict=True):
+            shape = draw(st.sampled_from(["whole", "whole", "no tokens", "no size", "window"]))
+            run = hashes[start:end]
+            tokens = tokens_of(*blocks[start:end]) if shape in ("whole", "window") else None
+            if shape == "window":
+                run = run[1:]
+            if run:
+                events.append(stored(run, tokens, hashes[start - 1] if start else None, 0 if shape == "no size" else SIZE))
+    events = draw(st.permutations(events))
+    cut = draw(st.integers(0, len(events)))
+    return [events[:cut], events[cut:]]
+
+
+def naive(events: list[Stored], known: dict[Any, bytes]) -> list[list[bytes]]:
+    """Content ids per event (NO_ID: none): every run again and again, until a pass changes nothing."""
+    identity = Identity(KEY, "m")
+    found = [[NO_ID] * len(event.block_hashes) for event in events]
+    while True:
+        before = [list(run) for run in found]
+        for event, run in zip(events, found, strict=True):
+            whole = event.token_ids is not None and len(event.token_ids) == len(run) * event.block_size
+            linked = whole and (event.parent_block_hash is None or event.parent_block_hash in known)
+            previous = known.get(event.parent_block_hash)
+            for at, block_hash in enumerate(event.block_hashes):
+                if block_hash in known:
+                    run[at] = known[block_hash]
+                elif linked and event.token_ids is not None:
+                    tokens = pack_tokens(event.token_ids[at * SIZE : (at + 1) * SIZE])
+                    run[at] = known[block_hash] = identity.content_id(previous, tokens, b"", None, SIZE)
+                linked = whole and run[at] != NO_ID
+                previous = run[at]
+        if found == before:
+            return found
+
+
+@given(shuffled_batches())
+def test_a_batch_resolves_to_the_fixpoint(batches: list[list[Stored]]) -> None:
+    target, known = resolver(), dict[Any, bytes]()
+    for events in batches:
+        expected = naive(events, known)
+        ops = resolve(target, *events).ops
+        block_ids = [block for op in ops for block in ids(op.block_ids)]
+        contents = [content for op in ops for content in ids(op.content_ids or bytes(len(op.block_ids)))]
+        assert block_ids == [PSEUDONYM(block_hash) for event in events for block_hash in event.block_hashes]
+        assert contents == [content for run in expected for content in run]
+        assert target.counters.identity_conflicts == 0
