@@ -47,7 +47,8 @@ def schema_json(name: str) -> dict[str, Any]:
 def schema_fingerprint(schema: dict[str, Any]) -> bytes:
     """CRC-64-AVRO of the schema's parsing canonical form: 8 bytes, little-endian, as single-object encoding has it."""
     canonical = to_parsing_canonical_form(schema)
-    return int(fingerprint(canonical, "CRC-64-AVRO"), 16).to_bytes(8, "big")[::-1]
+    # fastavro writes the number's bytes as hex, lowest byte first already.
+    return bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
 
 
 @cache
