@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import faust
 from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust.app.base import BootStrategy
 from faust.types import TP, StreamT, TopicT
-from mode import ServiceT
 
 from schemas.errors import KvcensusError
 from schemas.records import DuplicateWindow, RankWindow
@@ -21,14 +20,15 @@ from streams.agents.holder import HolderAgent
 from streams.agents.merger import MergerAgent
 from streams.faust_table import BUFFER_MESSAGES, PlacedTable
 from streams.settings import WorkerSettings, faust_config, untranslated
+from streams.sink import SinkService
 from streams.startup import Layout, find_layout
 from streams.tables import DUPLICATE_WINDOW_TABLE, RANK_WINDOW_TABLE, WindowLedger
-from streams.watchdog import Watchdog
+from streams.watchdog import Source, Watchdog
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Upper bound of what is handed to the producer: the broker's own limit is the one that counts."""
 
-LAST_FLUSH_SECONDS = 5.0
+LAST_FLUSH_SECONDS = 3.0
 """How long a worker that was told to stop tries to give out what it has."""
 
 
@@ -43,10 +43,11 @@ class CensusApp(faust.App):
 
     BootStrategy = _WithoutWeb
 
-    def __init__(self, settings: WorkerSettings, *, services: Sequence[ServiceT] = ()) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
         self.layout: Layout | None = None
         self.failure: BaseException | None = None
+        self.failing = asyncio.Event()
         super().__init__(
             settings.group,
             **faust_config(settings),
@@ -65,9 +66,13 @@ class CensusApp(faust.App):
             worker_redirect_stdouts=False,
         )
         self.counting = self._build()
-        self.watchdog = Watchdog(settings, self._positions, self._stalled)
-        for service in (*services, self.watchdog):
-            self.service(cast(Any, service))  # declared for classes, made for instances too
+        sources: list[Source] = [self._positions]
+        self.sink: SinkService | None = None
+        if settings.sink:
+            self.sink = SinkService(settings, self.fail_soon)
+            sources.append(self.sink.sink.positions)
+        watchdog = Watchdog(settings, sources, lambda message: self.fail_soon(KvcensusError(message)))
+        self.service(cast(Any, watchdog))  # declared for classes, made for instances too
 
     # -- putting together ---------------------------------------------------------------------------------------
 
@@ -139,15 +144,22 @@ class CensusApp(faust.App):
             log.warning("kafka option %s is not known to the counting half: it reaches the other clients only", name)
         self.settings.data_dir.mkdir(parents=True, exist_ok=True)
         await super().on_first_start()
+        if self.sink is not None:  # with the others, not behind the first rebalance like a service
+            self.add_dependency(self.sink)
         self.producer.buffer.max_messages = BUFFER_MESSAGES
 
     async def fail(self, error: BaseException) -> None:
         """Stop the worker because of ``error``: it starts again from the topics, with nothing lost."""
         if self.failure is None:
             self.failure = error
+            self.failing.set()
             if not isinstance(error, KvcensusError):
                 log.error("the worker cannot go on", exc_info=error)
             await self.crash(error)
+
+    def fail_soon(self, error: BaseException) -> None:
+        """:meth:`fail`, from another thread."""
+        asyncio.run_coroutine_threadsafe(self.fail(error), self.loop)
 
     async def _keep_flushing(self) -> None:
         while not self.should_stop:
@@ -195,6 +207,3 @@ class CensusApp(faust.App):
         for agent in self.counting:
             positions.update(agent.positions.all())
         return positions
-
-    def _stalled(self, message: str) -> None:
-        asyncio.run_coroutine_threadsafe(self.fail(KvcensusError(message)), self.loop)

@@ -35,8 +35,8 @@ class Positions:
         return True
 
     def all(self) -> dict[tuple[str, int], int]:
-        """(topic, partition) to next offset, for every held partition."""
-        return {(self.topic, partition): offset for partition, offset in self._next.items()}
+        """(topic, partition) to next offset, for every held partition. May be called from any thread."""
+        return {(self.topic, partition): offset for partition, offset in self._next.copy().items()}
 
     def started(self) -> dict[tuple[str, int], int]:
         """The same for partitions of which something was taken."""

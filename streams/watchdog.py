@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from mode import Service
@@ -27,6 +27,8 @@ _ANSWER_SECONDS = 5.0
 _GRACE_SECONDS = 15.0
 
 Place = tuple[str, int]
+Source = Callable[[], Mapping[Place, int]]
+"""Where a reader stands: (topic, partition) to next offset. Called from the watchdog's thread."""
 
 _quiet = logging.getLogger("kvcensus.librdkafka")
 
@@ -55,12 +57,10 @@ class Stalls:
 class Watchdog(Service):
     """Calls ``stalled`` with what is wrong, once, from its own thread; if that does not end the process, it ends it."""
 
-    def __init__(
-        self, settings: WorkerSettings, positions: Callable[[], Mapping[Place, int]], stalled: Callable[[str], None], **kwargs: object
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, sources: Sequence[Source], stalled: Callable[[str], None]) -> None:
         super().__init__()
         self._settings = settings
-        self._positions = positions
+        self._sources = [(source, Stalls()) for source in sources]
         self._stalled = stalled
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -77,22 +77,29 @@ class Watchdog(Service):
     def _watch(self) -> None:
         config = {**self._settings.client_config(), "group.id": f"{self._settings.group}-watchdog", "enable.auto.commit": False}
         client = Consumer(config, logger=_quiet)
-        stalls = Stalls()
         try:
             while not self._end.wait(CHECK_SECONDS):
-                positions = dict(self._positions())
-                stuck = stalls.note(positions, self._ends(client, positions), time.monotonic())
-                stuck = [place for place in stuck if self._readable(client, place, positions[place])]
-                if stuck:
-                    topic, partition = stuck[0]
-                    where = f"{topic}[{partition}] at offset {positions[stuck[0]]}"
-                    self._stalled(f"no progress for {STALL_SECONDS:.0f} s on {where}, though there is more to read")
-                    if not self._end.wait(_GRACE_SECONDS):
-                        log.critical("the stalled worker does not stop: ending it")
-                        os._exit(1)
-                    return
+                for source, stalls in self._sources:
+                    stuck = self._stuck(client, source(), stalls)
+                    if stuck is not None:
+                        self._report(*stuck)
+                        return
         finally:
             client.close()
+
+    def _stuck(self, client: Consumer, positions: Mapping[Place, int], stalls: Stalls) -> tuple[Place, int] | None:
+        """A place that does not move though there is something to read there, and its position."""
+        for place in stalls.note(positions, self._ends(client, positions), time.monotonic()):
+            if self._readable(client, place, positions[place]):
+                return place, positions[place]
+        return None
+
+    def _report(self, place: Place, position: int) -> None:
+        where = f"{place[0]}[{place[1]}] at offset {position}"
+        self._stalled(f"no progress for {STALL_SECONDS:.0f} s on {where}, though there is more to read")
+        if not self._end.wait(_GRACE_SECONDS):
+            log.critical("the stalled worker does not stop: ending it")
+            os._exit(1)
 
     def _ends(self, client: Consumer, places: Mapping[Place, int]) -> dict[Place, int]:
         ends: dict[Place, int] = {}

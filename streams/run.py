@@ -1,0 +1,106 @@
+"""Running a worker in the foreground until it is told to stop: SIGTERM and Ctrl-C end it cleanly, within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+
+from schemas.errors import KvcensusError
+from streams.pipeline import CensusApp
+from streams.settings import WorkerSettings
+from streams.sink import Sink
+from streams.startup import find_layout
+
+log = logging.getLogger("kvcensus.worker")
+
+STOP_SECONDS = 8.0
+"""A worker that has not stopped by itself after this long (a broker that is away, say) is ended; nothing is lost by it."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_worker(settings: WorkerSettings) -> None:
+    """Count, and unless the settings say otherwise write to ClickHouse, until a signal comes.
+
+    Raises :class:`KvcensusError` if the worker cannot start or cannot go on.
+    """
+    layout = find_layout(settings)
+    app = CensusApp(settings)
+    app.layout = layout
+    if app.sink is not None:
+        app.sink.sink.prepare()
+    asyncio.run(_serve(app))
+    if app.failure is not None:
+        raise _as_line(app.failure)
+
+
+def _as_line(failure: BaseException) -> KvcensusError:
+    return failure if isinstance(failure, KvcensusError) else KvcensusError(f"the worker stopped: {failure!r}")
+
+
+async def _serve(app: CensusApp) -> None:
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, told.set)
+    starting = asyncio.ensure_future(app.start())
+    ended = [asyncio.ensure_future(wait) for wait in (told.wait(), app.failing.wait(), _until_it_ends(app, starting))]
+    await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+    deadline = _end_after(STOP_SECONDS, app)
+    if told.is_set():
+        log.info("stopping")
+    # With the broker away, Faust's consumer thread ends with a traceback that tells nobody anything.
+    threading.excepthook = lambda thread: log.debug("while stopping: %r", thread.exc_value)
+    await app.stop()
+    starting.cancel()
+    for task in ended:
+        task.cancel()
+    await asyncio.gather(starting, *ended, return_exceptions=True)
+    deadline.cancel()
+
+
+async def _until_it_ends(app: CensusApp, starting: asyncio.Future[None]) -> None:
+    """Until the app stops by itself, which it does only because of a failure."""
+    try:
+        await starting
+        await app.wait_until_stopped()
+    except Exception as error:
+        if app.failure is None:
+            app.failure = error
+            if not isinstance(error, KvcensusError):
+                log.error("the worker cannot go on", exc_info=error)
+
+
+def _end_after(seconds: float, app: CensusApp) -> threading.Timer:
+    """End the process if it is still there after ``seconds``: clients wait for a broker that is away much longer than a stop may take."""
+
+    def end() -> None:
+        if app.failure is None:
+            log.warning("did not stop within %.0f s: ending anyway; the next start counts again what was not given out", seconds)
+        else:
+            sys.stderr.write(f"kvcensus: {_as_line(app.failure)}\n")
+            sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def run_sink(settings: WorkerSettings) -> None:
+    """Only write to ClickHouse what workers elsewhere count, until a signal comes. Raises :class:`KvcensusError`."""
+    find_layout(settings)
+    sink = Sink(settings)
+    sink.prepare()
+    before = [(number, signal.signal(number, lambda *_: sink.stop())) for number in _SIGNALS]
+    try:
+        sink.run()
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    log.info("stopped after %d rows", sink.inserted)
