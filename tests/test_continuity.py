@@ -135,6 +135,8 @@ def test_patience_is_renewed_by_every_answer() -> None:
     order.tick(16.0)
     assert order.waiting
     order.tick(19.0)
+    assert order.ask == 2  # something came, so its end was lost: once more from the first hole
+    order.tick(24.0)
     assert given_out(order) == ["1:0", "1:1", "1:5"]
 
 

@@ -73,11 +73,12 @@ def test_a_gap_is_healed_in_order(layout: str) -> None:
     with WireEngine(layout) as engine, attached(engine) as subscription:
         engine.publish(3)
         assert seqs(take_until(subscription, 2)) == [0, 1, 2]
+        replayed = subscription.continuity.counters.replayed
         engine.publish(4, missed=True)
         engine.publish(3)
         assert seqs(take_until(subscription, 9)) == list(range(3, 10))
         assert engine.questions[-1] == 2
-        assert subscription.continuity.counters.replayed == 4
+        assert subscription.continuity.counters.replayed - replayed == 4
 
 
 def test_a_hole_in_a_replay_is_asked_for_once_more() -> None:
@@ -104,9 +105,10 @@ def test_a_hole_that_stays_is_left_as_a_jump() -> None:
 
 
 def test_a_large_replay_that_the_engine_drops_from_stays_in_order() -> None:
+    """The end marker may be among what is dropped."""
     with WireEngine(router_hwm=50) as engine:
         engine.publish(3_000)
-        with attached(engine) as subscription:
+        with attached(engine, replay_timeout=0.5) as subscription:
             engine.publish()
             got = seqs(take_until(subscription, 3_000))
         assert got == sorted(set(got))
