@@ -38,8 +38,8 @@ def store_folder(data_dir: Path) -> Path:
 
 
 def exists(clickhouse_url: str | None, data_dir: Path) -> bool:
-    """Whether there is a store to read: a server is named, or the embedded store has been made."""
-    return bool(clickhouse_url) or (store_folder(data_dir) / "metadata").is_dir()
+    """Whether there is a store to read: a server is named, the embedded store has been made, or a process answers for one (a demo's)."""
+    return bool(clickhouse_url) or (store_folder(data_dir) / "metadata").is_dir() or live_owner(data_dir) is not None
 
 
 def connect(clickhouse_url: str | None, data_dir: Path, own: bool = False) -> Database:
