@@ -10,6 +10,7 @@ stand-in that says so.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import time
 from collections import deque
@@ -40,9 +41,14 @@ _FIXED: dict[str, str | int | bool] = {
     "enable.idempotence": True,
     "acks": "all",
     "message.timeout.ms": 0,  # never give up on a message
+    "statistics.interval.ms": 1_000,
 }
+_ALIASES = ("request.required.acks", "delivery.timeout.ms")
+_ELSEWHERE = ("bootstrap.servers", "metadata.broker.list")
 _REBUILD_PAUSE = 1.0
 """Seconds between a refusal and sending again."""
+_VAIN_EPOCHS = 10
+"""A producer that went through so many epochs without one acknowledgement is unknown to its broker, and stays so."""
 _WORTH_TELLING = 2.0
 """Seconds after which a fault that has not passed is told."""
 _HEADROOM = 512
@@ -59,14 +65,15 @@ class Delivery:
     """A producer for a few topics. Used by one thread. ``options`` are librdkafka properties.
 
     ``stand_in`` makes a short value in place of one that is too large for Kafka. Raises :class:`DeliveryError` for options
-    that the client refuses, and for those that would break the order or lose messages (``enable.idempotence``, ``acks``,
-    ``message.timeout.ms``).
+    that the client refuses, and for those that could break the order or lose messages (``acks``, say).
     """
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], stand_in: Callable[[bytes], bytes]) -> None:
-        clash = sorted(_FIXED.keys() & options.keys())
-        if clash:
-            raise DeliveryError(f"the Kafka option {clash[0]} is kvcensus's own: without it messages could be lost or reordered")
+        for name in options:
+            if name in _FIXED or name in _ALIASES:
+                raise DeliveryError(f"the Kafka option {name} is kvcensus's own: otherwise messages could be lost or reordered")
+            if name in _ELSEWHERE:
+                raise DeliveryError(f"the Kafka option {name} is given by --bootstrap-servers")
         self._config = {**_DEFAULTS, **options, **_FIXED, "bootstrap.servers": bootstrap_servers}
         self._servers = bootstrap_servers
         self._stand_in = stand_in
@@ -78,6 +85,9 @@ class Delivery:
         self._away_since = 0.0
         self._away_told = False
         self._fatal: KafkaError | None = None
+        self._epoch_at_success = 0
+        self._stuck = False
+        self._delivered_before = 0
         self.delivered = 0
         """Messages that Kafka has acknowledged."""
         self._producer = self._new_producer()
@@ -126,7 +136,7 @@ class Delivery:
         if self._away is not None and not self._away_told and time.monotonic() - self._away_since > _WORTH_TELLING:
             self._away_told = True
             logger.warning("Kafka at %s: %s; %d messages wait in memory", self._servers, self._away, self.undelivered)
-        if self._refused:
+        if self._refused or self._stuck:
             self._collect()
         if self._waiting and time.monotonic() >= self._rebuild_at:
             self._send_again()
@@ -191,12 +201,22 @@ class Delivery:
 
     def _new_producer(self) -> Producer:
         self._fatal = None
+        self._stuck = False
+        self._epoch_at_success = 0
         if _CLIENT_LOGGER.level == logging.NOTSET:
             _CLIENT_LOGGER.setLevel(logging.CRITICAL + 1)
         try:
-            return Producer({**self._config, "error_cb": self._note}, logger=_CLIENT_LOGGER)
+            return Producer({**self._config, "error_cb": self._note, "stats_cb": self._watch}, logger=_CLIENT_LOGGER)
         except KafkaException as error:
             raise DeliveryError(f"Kafka option refused: {error.args[0].str()}") from error
+
+    def _watch(self, statistics: str) -> None:
+        """Notice a broker that lost what it knew of this producer: the client then raises its epoch again and again, in vain."""
+        epoch = json.loads(statistics).get("eos", {}).get("producer_epoch", 0)
+        if self.delivered != self._delivered_before:
+            self._delivered_before, self._epoch_at_success = self.delivered, epoch
+        elif epoch - self._epoch_at_success > _VAIN_EPOCHS:
+            self._stuck = True
 
     def _note(self, error: KafkaError) -> None:
         """The client says that something is wrong. It goes on trying by itself; people are told once, if it lasts."""

@@ -1,0 +1,614 @@
+"""The forwarder against a real broker and the real wire: what goes in comes out once, in order, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from console.broker import start_broker
+from console.child import free_port
+from console.topic_admin import create_topics
+from producers import capture, wire
+from producers.forwarder import Forwarder, ForwarderConfig, Outcome
+from producers.identity import ephemeral_key
+from schemas import codec, records, topics
+from schemas.errors import KvcensusError
+from tests.kafka import Kafka
+from tests.shared_data import capture_path
+from tests.wire_engine import WireEngine, payload
+
+PATIENCE = 60.0
+ENGINE_REPLAY = "the engine's own"
+
+
+@dataclass
+class Raw:
+    """One message as it lies in Kafka."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes
+
+
+@dataclass
+class Topics:
+    """Everything on the forwarder's topics, partition by partition, in order."""
+
+    raw: list[Raw] = field(default_factory=list)
+
+    @property
+    def rank_messages(self) -> list[records.RankMessage]:
+        return [codec.decode(raw.value, records.RankMessage) for raw in self.raw if raw.topic == topics.BATCHES.name]
+
+    @property
+    def lifecycle(self) -> list[records.Lifecycle]:
+        return [codec.decode(raw.value, records.Lifecycle) for raw in self.raw if raw.topic == topics.LIFECYCLE.name]
+
+    @property
+    def batches(self) -> list[records.RankMessage]:
+        return [message for message in self.rank_messages if message.batch is not None]
+
+    def seqs(self) -> list[int]:
+        return [message.seq for message in self.batches]
+
+
+def read_topics(servers: str, enough: Callable[[Topics], bool]) -> Topics:
+    """Both topics from their beginning, until it is ``enough``."""
+    found = Topics()
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "forwarder-test", "enable.auto.commit": False})
+    try:
+        known = consumer.list_topics(timeout=20).topics
+        consumer.assign(
+            [
+                TopicPartition(name, partition, OFFSET_BEGINNING)
+                for name in (topics.BATCHES.name, topics.LIFECYCLE.name)
+                for partition in known[name].partitions
+            ]
+        )
+        deadline = time.monotonic() + PATIENCE
+        while not enough(found):
+            assert time.monotonic() < deadline, f"{len(found.raw)} messages: {found.seqs()}"
+            message = consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                found.raw.append(Raw(message.topic(), message.partition(), message.key(), message.value()))
+    finally:
+        consumer.close()
+    return found
+
+
+def config(engine: WireEngine, servers: str, **changes: Any) -> ForwarderConfig:
+    given: dict[str, Any] = {
+        "instance_id": "chat",
+        "endpoint": engine.endpoint,
+        "replay_endpoint": engine.replay_endpoint,
+        "bootstrap_servers": servers,
+        "key": ephemeral_key(),
+        "replay_timeout": PATIENCE,
+        "startup_timeout": PATIENCE,
+        "stop_timeout": PATIENCE,
+    }
+    return ForwarderConfig(**{**given, **changes})
+
+
+@dataclass
+class Running:
+    """A forwarder in a thread."""
+
+    forwarder: Forwarder
+    stop: threading.Event
+    done: Future[Outcome]
+
+    def finish(self) -> Outcome:
+        self.stop.set()
+        return self.done.result(PATIENCE)
+
+
+@contextmanager
+def running(settings: ForwarderConfig) -> Iterator[Running]:
+    stop = threading.Event()
+    forwarder = Forwarder(settings)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield Running(forwarder, stop, pool.submit(forwarder.run, stop))
+        finally:
+            stop.set()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def forward_all(settings: ForwarderConfig, engine: WireEngine, play: Callable[[Running], None]) -> Outcome:
+    """Run a forwarder, ``play`` once the engine knows of it, and stop it."""
+    with running(settings) as run:
+        engine.wait_subscribed()
+        play(run)
+        return run.finish()
+
+
+def everything(servers: str, outcome: Outcome) -> Topics:
+    """What the run left in Kafka: as many messages as were acknowledged."""
+    return read_topics(servers, lambda found: len(found.raw) >= outcome.delivered)
+
+
+def test_batches_arrive_once_in_order_under_the_rank_s_key(kafka: Kafka) -> None:
+    with WireEngine() as engine:
+        engine.publish(20)
+        settings = config(
+            engine, kafka.bootstrap_servers, dp_rank=3, model="m", workload="w", labels={"gpu": "H100"}, reuse_reporting="none"
+        )
+
+        def play(run: Running) -> None:
+            engine.publish(300, blocks=3)
+            wait_for(lambda: run.forwarder.tally.batches == 320, "batches")
+
+        outcome = forward_all(settings, engine, play)
+        found = everything(kafka.bootstrap_servers, outcome)
+    assert outcome.reason == "stopped"
+    assert outcome.undelivered == 0
+    assert found.seqs() == list(range(320))
+    assert {raw.key for raw in found.raw} == {b"chat/3"}
+    assert len({raw.partition for raw in found.raw if raw.topic == topics.BATCHES.name}) == 1
+    assert len({message.life_id for message in found.rank_messages}) == 1
+    assert {message.incarnation for message in found.rank_messages} == {found.lifecycle[0].incarnation}
+    first = found.rank_messages[0]
+    assert first.declaration is not None
+    assert first.declaration.reuse_reporting == "none"
+    assert (first.declaration.model, first.declaration.workload) == ("m", "w")
+    assert first.declaration.canary == settings.key.canary == found.lifecycle[0].canary
+    assert first.declaration.labels == {"gpu": "H100"}
+    start, *_, stop = found.lifecycle
+    assert (start.kind, start.batches, start.life_id) == ("start", 0, first.life_id)
+    assert (stop.kind, stop.reason, stop.batches, stop.blocks_stored, stop.lost) == ("stop", "stopped", 320, 920, 0)
+
+
+def test_a_rank_attached_late_starts_where_the_buffer_starts(kafka: Kafka) -> None:
+    with WireEngine("bare") as engine:
+        engine.publish(12)
+        engine.forget(range(5))
+        outcome = forward_all(
+            config(engine, kafka.bootstrap_servers), engine, lambda run: wait_for(lambda: run.forwarder.tally.batches == 7, "batches")
+        )
+        found = everything(kafka.bootstrap_servers, outcome)
+    assert found.seqs() == list(range(5, 12))
+    assert not [message for message in found.rank_messages if message.loss]
+    assert found.lifecycle[-1].replayed == 7
+
+
+@pytest.mark.parametrize("replay", [None, "silent"])
+def test_what_cannot_be_asked_for_is_declared_lost_with_its_exact_range(kafka: Kafka, replay: str | None) -> None:
+    with WireEngine(replay=replay) as engine:
+
+        def play(run: Running) -> None:
+            engine.publish(3)
+            engine.publish(4, missed=True)
+            engine.publish(2)
+            wait_for(lambda: run.forwarder.tally.batches == 5, "batches")
+
+        outcome = forward_all(config(engine, kafka.bootstrap_servers, replay_timeout=0.3), engine, play)
+        found = everything(kafka.bootstrap_servers, outcome)
+    assert found.seqs() == [0, 1, 2, 7, 8]
+    places = [(message.loss.first_seq, message.loss.last_seq) if message.loss else message.seq for message in found.rank_messages]
+    assert places == [0, 0, 1, 2, (3, 6), 7, 8]  # the first is the declaration
+    assert found.lifecycle[-1].lost == 4
+
+
+def test_gaps_and_restarts_over_the_whole_way(kafka: Kafka) -> None:
+    """A gap, a hole that stays, a restart seen from its first batch, one seen at its fourth, and a crash."""
+    with WireEngine() as engine:
+
+        def play(run: Running) -> None:
+            def reached(batches: int) -> None:
+                wait_for(lambda: run.forwarder.tally.batches == batches, f"{batches} batches, not {run.forwarder.tally.batches}")
+
+            run.forwarder.attached.wait(PATIENCE)
+            engine.publish(2)
+            reached(2)
+            engine.publish(3, missed=True)
+            engine.publish(1)
+            reached(6)
+            engine.holes = [7, 7]
+            engine.publish(3, missed=True)
+            engine.publish(1)
+            reached(9)
+            engine.restart()
+            engine.publish(5)
+            reached(14)
+            engine.restart()
+            engine.publish(3, missed=True)
+            engine.publish(1)
+            reached(18)
+            engine.crash()
+            engine.restart()
+            engine.publish_unheard(6)
+            engine.start()
+            reached(24)
+
+        outcome = forward_all(config(engine, kafka.bootstrap_servers), engine, play)
+        found = everything(kafka.bootstrap_servers, outcome)
+    lives: dict[str, list[int]] = {}
+    for message in found.batches:
+        lives.setdefault(message.life_id, []).append(message.seq)
+    assert list(lives.values()) == [[0, 1, 2, 3, 4, 5, 6, 8, 9], [0, 1, 2, 3, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]]
+    losses = [(message.loss.first_seq, message.loss.last_seq) for message in found.rank_messages if message.loss]
+    assert losses == [(7, 7)]
+    resets = [index for index, message in enumerate(found.rank_messages) if message.holder_reset]
+    assert [found.rank_messages[index + 1].seq for index in resets] == [0, 0, 0]
+    for index in resets:
+        reset, following = found.rank_messages[index], found.rank_messages[index + 1]
+        assert reset.holder_reset is not None
+        assert reset.life_id == following.life_id
+        assert reset.holder_reset.boundary_us == following.at_us
+    stop = found.lifecycle[-1]
+    assert (stop.batches, stop.lost, stop.publisher_restarts, stop.duplicates, stop.refused) == (24, 1, 3, 0, 0)
+
+
+def test_what_cannot_be_read_is_refused_in_its_place_and_counted(kafka: Kafka) -> None:
+    with WireEngine() as engine:
+
+        def play(run: Running) -> None:
+            run.forwarder.attached.wait(PATIENCE)
+            engine.publish(1)
+            engine.send(b"\x93garbage")
+            engine.send_frames([b"kv-events", b"two frames"])
+            engine.publish(1)
+            wait_for(lambda: run.forwarder.tally.batches == 2, "batches")
+
+        outcome = forward_all(config(engine, kafka.bootstrap_servers), engine, play)
+        found = everything(kafka.bootstrap_servers, outcome)
+    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:]]
+    assert kinds == [("batch", 0), ("refusal", 1), ("batch", 2)]
+    assert found.lifecycle[-1].refused == 2
+
+
+def test_an_engine_s_own_repetition_is_dropped_and_counted_but_not_what_came_by_replay_and_live(kafka: Kafka) -> None:
+    with WireEngine() as engine:
+        engine.publish(5)
+
+        def play(run: Running) -> None:
+            run.forwarder.attached.wait(PATIENCE)
+            engine.publish(1)
+            wait_for(lambda: run.forwarder.tally.batches == 6, "batches")
+            engine.send_frames([b"kv-events", (2).to_bytes(8, "big"), payload(2)])  # its first live coming: no repetition
+            engine.send_frames([b"kv-events", (5).to_bytes(8, "big"), payload(5)])
+            engine.publish(1)
+            wait_for(lambda: run.forwarder.tally.batches == 7, "batches")
+
+        outcome = forward_all(config(engine, kafka.bootstrap_servers), engine, play)
+        found = everything(kafka.bootstrap_servers, outcome)
+    assert found.seqs() == list(range(7))
+    assert found.lifecycle[-1].duplicates == 1
+
+
+def test_heartbeats_come_while_the_engine_is_silent(kafka: Kafka) -> None:
+    with WireEngine() as engine, running(config(engine, kafka.bootstrap_servers, heartbeat=0.05)) as run:
+        found = read_topics(kafka.bootstrap_servers, lambda found: len(found.lifecycle) >= 4)
+        run.finish()
+    assert [record.kind for record in found.lifecycle[:4]] == ["start", "heartbeat", "heartbeat", "heartbeat"]
+    assert {record.batches for record in found.lifecycle[:4]} == {0}
+
+
+def test_a_forwarder_stops_by_itself_when_the_rank_is_idle(kafka: Kafka) -> None:
+    with WireEngine() as engine:
+        engine.publish(30)
+        forwarder = Forwarder(config(engine, kafka.bootstrap_servers, idle=1.0))
+        outcome = forwarder.run(threading.Event())
+        found = everything(kafka.bootstrap_servers, outcome)
+    assert outcome.reason == "idle"
+    assert found.seqs() == list(range(30))
+    assert found.lifecycle[-1].reason == "idle"
+
+
+def test_each_run_is_an_incarnation_with_a_life_of_its_own(kafka: Kafka) -> None:
+    with WireEngine() as engine:
+        engine.publish(3)
+        for _ in range(2):
+            Forwarder(config(engine, kafka.bootstrap_servers, idle=0.5)).run(threading.Event())
+        found = read_topics(kafka.bootstrap_servers, lambda found: len(found.batches) >= 6 and len(found.lifecycle) >= 4)
+    assert len({message.incarnation for message in found.batches}) == 2
+    assert len({message.life_id for message in found.batches}) == 2
+    assert found.seqs() == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_broker_that_starts_after_the_forwarder(tmp_path: Path) -> None:
+    port = free_port()
+    with WireEngine() as engine, running(config(engine, f"127.0.0.1:{port}")) as run:
+        engine.wait_subscribed()
+        engine.publish(50)
+        with start_broker(None, tmp_path / "broker", port) as broker:
+            create_topics(broker.bootstrap_servers)
+            engine.publish(50)
+            wait_for(lambda: run.forwarder.tally.batches == 100, "batches")
+            outcome = run.finish()
+            assert everything(broker.bootstrap_servers, outcome).seqs() == list(range(100))
+
+
+def test_batches_wait_while_the_broker_is_frozen_and_its_queue_is_full(tmp_path: Path) -> None:
+    with start_broker(None, tmp_path / "broker") as broker, WireEngine() as engine:
+        create_topics(broker.bootstrap_servers)
+        settings = config(engine, broker.bootstrap_servers, kafka_options={"queue.buffering.max.messages": "20"})
+        with running(settings) as run:
+            engine.wait_subscribed()
+            engine.publish(10)
+            wait_for(lambda: run.forwarder.tally.batches == 10, "batches")
+            os.kill(broker.pid, signal.SIGSTOP)
+            try:
+                engine.publish(200)
+                engine.publish(3, missed=True)
+                engine.publish(1)
+                wait_for(lambda: engine.questions[-1] == 209, "the gap to be asked for although Kafka takes nothing")
+                assert run.forwarder.tally.batches < 100
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)
+            wait_for(lambda: run.forwarder.tally.batches == 214, "batches")
+            outcome = run.finish()
+        found = everything(broker.bootstrap_servers, outcome)
+    assert found.seqs() == list(range(214))
+    assert found.lifecycle[-1].lost == 0
+
+
+def test_a_broker_that_lost_everything_gets_what_it_had_not_acknowledged_and_all_after_it_in_order(tmp_path: Path) -> None:
+    """An embedded broker keeps its topics in memory: killed and started again, it knows neither them nor the producer."""
+    port = free_port()
+    with WireEngine() as engine:
+        broker = start_broker("tansu", tmp_path / "broker", port)
+        create_topics(broker.bootstrap_servers)
+        with running(config(engine, broker.bootstrap_servers)) as run:
+            engine.wait_subscribed()
+            engine.publish(20)
+            read_topics(broker.bootstrap_servers, lambda found: len(found.batches) == 20)
+            broker.kill()
+            engine.publish(20)
+            wait_for(lambda: run.forwarder.tally.batches == 40, "batches")
+            with start_broker("tansu", tmp_path / "broker", port) as successor:
+                create_topics(successor.bootstrap_servers)
+                engine.publish(20)
+                wait_for(lambda: run.forwarder.tally.batches == 60, "batches")
+                outcome = run.finish()
+                found = read_topics(successor.bootstrap_servers, lambda found: found.seqs()[-1:] == [59] and bool(found.lifecycle))
+    assert outcome.undelivered == 0
+    assert found.seqs() == list(range(20, 60))
+
+
+def test_a_message_too_large_for_kafka_is_refused_in_its_place(kafka: Kafka) -> None:
+    with WireEngine() as engine:
+        settings = config(engine, kafka.bootstrap_servers, kafka_options={"message.max.bytes": "4000"})
+
+        def play(run: Running) -> None:
+            run.forwarder.attached.wait(PATIENCE)
+            engine.publish(2)
+            engine.publish(1, blocks=400)
+            engine.publish(2)
+            wait_for(lambda: run.forwarder.tally.batches == 5, "batches")
+
+        outcome = forward_all(settings, engine, play)
+        found = everything(kafka.bootstrap_servers, outcome)
+    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:]]
+    assert kinds == [("batch", 0), ("batch", 1), ("refusal", 2), ("batch", 3), ("batch", 4)]
+    assert found.lifecycle[-1].refused == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["c_reset_salt.frames.jsonl.gz", "f_lora_salt_session.frames.jsonl.gz", "vllm-0.26.0-a10-cache-salt.jsonl.gz"]
+)
+def test_no_token_id_and_no_salt_in_any_byte_that_leaves(kafka: Kafka, name: str) -> None:
+    frames = list(capture.read(capture_path(name)))
+    with WireEngine() as engine:
+        engine.next_seq = frames[0].seq
+        for frame in frames:
+            assert frame.seq == engine.next_seq
+            engine.send(frame.payload, missed=True)
+
+        def play(run: Running) -> None:
+            wait_for(lambda: run.forwarder.tally.batches == len(frames), "batches")
+
+        outcome = forward_all(config(engine, kafka.bootstrap_servers, kafka_options={"compression.type": "none"}), engine, play)
+        found = everything(kafka.bootstrap_servers, outcome)
+    assert found.seqs() == [frame.seq for frame in frames]
+    secrets = list(secret_forms(frames))
+    assert secrets
+    left = b"\n".join(raw.key + b"\n" + raw.value for raw in found.raw)
+    assert [secret for secret in secrets if secret in left] == []
+
+
+def test_the_byte_scan_finds_what_it_looks_for() -> None:
+    """The scan above is worth something: in the engine's own payloads it finds tokens and salts of every such capture."""
+    frames = list(capture.read(capture_path("vllm-0.26.0-a10-cache-salt.jsonl.gz")))
+    plain = b"\n".join(frame.payload for frame in frames)
+    hits = [secret for secret in secret_forms(frames) if secret in plain]
+    assert any(secret.isascii() and secret.decode().isprintable() for secret in hits)
+    assert len(hits) > 20
+
+
+def secret_forms(frames: list[capture.Frame]) -> Iterator[bytes]:
+    """Runs of four consecutive token ids and every text in extra keys, in each form that bytes could carry them."""
+    runs: set[tuple[int, ...]] = set()
+    texts: set[str] = set()
+    for frame in frames:
+        for event in wire.decode(frame.payload).events:
+            if isinstance(event, wire.Stored):
+                tokens = event.token_ids or []
+                runs.update(tuple(tokens[at : at + 4]) for at in range(0, len(tokens) - 3, 4))
+                texts.update(_texts(event.extra_keys))
+                texts.discard(event.lora_name or "")
+    for run in runs:
+        if len(set(run)) == 1 and run[0] < 256:
+            continue  # four equal small numbers are in any data
+        yield msgspec.msgpack.encode(list(run))[1:]
+        for order in ("little", "big"):
+            for width in (2, 4):
+                if max(run) < 256**width:
+                    yield b"".join(token.to_bytes(width, order) for token in run)  # type: ignore[arg-type]
+        yield ",".join(map(str, run)).encode()
+        yield ", ".join(map(str, run)).encode()
+        yield b"".join(_varint(token) for token in run)
+    for text in texts:
+        yield text.encode()
+        yield text.encode("utf-16-le")
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _varint(value: int) -> bytes:
+    """As Avro writes a long: zigzag, seven bits a byte."""
+    value <<= 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def command(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "console.cli", "forward", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+        cwd=Path(__file__).parents[1],
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=PATIENCE)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_command_cleanly(kafka: Kafka, tmp_path: Path, number: signal.Signals) -> None:
+    with WireEngine() as engine:
+        engine.publish(10)
+        process = command(
+            *("--instance", "chat", "--dp-rank", "1", "--endpoint", engine.endpoint, "--json"),
+            *("--data-dir", str(tmp_path / "data")),
+            KVCENSUS_BOOTSTRAP_SERVERS=kafka.bootstrap_servers,
+            KVCENSUS_REPLAY_ENDPOINT=engine.replay_endpoint or "",
+        )
+        try:
+            engine.wait_subscribed()
+            engine.publish(10)
+            read_topics(kafka.bootstrap_servers, lambda found: len(found.batches) == 20)
+            process.send_signal(number)
+            code, out, err = ended(process)
+        finally:
+            process.kill()
+        report = json.loads(out)
+        found = read_topics(kafka.bootstrap_servers, lambda found: len(found.raw) >= report["delivered"])
+    assert code == 0, err
+    assert (report["batches"], report["undelivered"], report["reason"]) == (20, 0, "stopped")
+    assert found.lifecycle[-1].kind == "stop"
+    assert found.seqs() == list(range(20))
+    key = tmp_path / "data" / "identity.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert str(key) in err
+
+
+def test_the_command_ends_by_itself_when_told_to(kafka: Kafka, tmp_path: Path) -> None:
+    with WireEngine() as engine:
+        engine.publish(10)
+        process = command(
+            *("--instance", "chat", "--endpoint", engine.endpoint, "--replay-endpoint", str(engine.replay_endpoint)),
+            *("--bootstrap-servers", kafka.bootstrap_servers, "--data-dir", str(tmp_path), "--once-idle", "1"),
+        )
+        code, out, err = ended(process)
+    assert code == 0, err
+    assert out == ""
+    assert "10 batches" in err
+
+
+def test_an_unreachable_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    code, out, err = ended(
+        command("--instance", "x", "--bootstrap-servers", "127.0.0.1:9", "--data-dir", str(tmp_path), "--startup-timeout", "1")
+    )
+    assert code == 1
+    assert out == ""
+    assert err.splitlines()[-1].startswith("kvcensus: Kafka at 127.0.0.1:9 cannot be reached")
+
+
+def test_refused_credentials_are_one_line_and_exit_1(tmp_path: Path) -> None:
+    with start_broker("tansu", tmp_path / "broker") as broker:
+        options = ["security.protocol=SASL_PLAINTEXT", "sasl.mechanism=PLAIN", "sasl.username=u", "sasl.password=not-to-be-shown"]
+        code, _, err = ended(
+            command(
+                *(
+                    "--instance",
+                    "x",
+                    "--bootstrap-servers",
+                    broker.bootstrap_servers,
+                    "--data-dir",
+                    str(tmp_path),
+                    "--startup-timeout",
+                    "2",
+                ),
+                *(part for option in options for part in ("--kafka-option", option)),
+            )
+        )
+    assert code == 1
+    assert err.splitlines()[-1].startswith(f"kvcensus: Kafka at {broker.bootstrap_servers}")
+    assert "not-to-be-shown" not in err
+
+
+def test_missing_topics_are_named_with_the_remedy(tmp_path: Path) -> None:
+    with start_broker(None, tmp_path / "broker") as broker:
+        code, _, err = ended(
+            command(
+                "--instance", "x", "--bootstrap-servers", broker.bootstrap_servers, "--data-dir", str(tmp_path), "--startup-timeout", "1"
+            )
+        )
+    assert code == 1
+    assert "topic kvcensus.batches does not exist" in err.splitlines()[-1]
+    assert "kvcensus topics create" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ((), 2, "--instance"),
+        (("--instance", "x", "--nonsense"), 2, "--nonsense"),
+        (("--instance", ""), 2, "--instance"),
+        (("--instance", "x", "--endpoint", "localhost"), 2, "tcp://HOST:PORT"),
+        (("--instance", "x", "--reuse-reporting", "maybe"), 2, "--reuse-reporting"),
+        (("--instance", "x", "--kafka-option", "acks=0", "--bootstrap-servers", "127.0.0.1:9"), 1, "acks"),
+        (("--instance", "x", "--kafka-option", "nonsense=1", "--bootstrap-servers", "127.0.0.1:9"), 1, "nonsense"),
+        (("--instance", "x", "--kafka-option", "nonsense", "--bootstrap-servers", "127.0.0.1:9"), 1, "KEY=VALUE"),
+        (("--instance", "x", "--key-file", "/nowhere/key", "--bootstrap-servers", "127.0.0.1:9"), 1, "/nowhere/key"),
+        (("--instance", "x"), 1, "--bootstrap-servers"),
+    ],
+)
+def test_what_is_wrong_is_said_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
+    found, _, err = ended(command(*arguments, "--data-dir", str(tmp_path), KVCENSUS_BOOTSTRAP_SERVERS=""))
+    assert found == code, err
+    assert says in err
+
+
+def test_an_endpoint_that_cannot_be_used_is_refused_by_the_api_too() -> None:
+    with pytest.raises(KvcensusError, match="tcp://HOST:PORT"):
+        Forwarder(ForwarderConfig("x", "nowhere", "127.0.0.1:9", ephemeral_key())).run(threading.Event())
