@@ -25,9 +25,14 @@ T = TypeVar("T")
 READ_SETTINGS = {
     "final": "1",
     "max_execution_time": "120",
-    "max_result_bytes": str(512 * 1024 * 1024),
+    "max_result_bytes": str(256 * 1024 * 1024),
+    "max_result_rows": "5000000",
 }
-"""Of every handle that reads: rows as if replaced already, and no query without an end."""
+"""Of every handle that reads: rows as if replaced already, and no query without an end.
+
+A result is in memory whole, several times over, in the process that may be the worker: hence the limits. The engine counts
+a constant column once, whatever its rows, so that bytes alone would not bound it.
+"""
 
 _open_here: Counter[str] = Counter()
 _open_guard = threading.Lock()

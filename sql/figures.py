@@ -153,9 +153,6 @@ def _warnings(totals: Totals) -> list[str]:
     if len(epochs) > 1:
         named = ", ".join(str(epoch) for epoch in epochs)
         warnings.append(f"key epochs {named} in this span: content ids of different epochs cannot be compared")
-    canaries = {life.canary for life in totals.lives}
-    if len(canaries) > 1:
-        warnings.append(f"content ids were made with {len(canaries)} different keys: ranks keyed differently cannot be compared")
     return warnings
 
 

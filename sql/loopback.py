@@ -30,6 +30,7 @@ STORE_FILE = "store.json"
 MAX_BODY_BYTES = 1 << 20
 SOCKET_TIMEOUT_S = 30.0
 PING_TIMEOUT_S = 3.0
+_POLL_S = 0.05  # how soon the server notices that it is to stop
 
 _IGNORED = frozenset(
     {
@@ -109,7 +110,7 @@ class StoreServer:
         self._server.token = self.token
         self._server.database = database
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="kvcensus-store", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), name="kvcensus-store", daemon=True)
         self._thread.start()
         self._file: Path | None = None
 
@@ -170,19 +171,25 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(411, b"Content-Length is needed", close=True)
             return
         if int(length) > MAX_BODY_BYTES:
+            self._discard(min(int(length), 8 * MAX_BODY_BYTES))
             self._send(413, f"a query may have {MAX_BODY_BYTES} bytes at most".encode(), close=True)
             return
-        if not self._authorised(close=True):
-            return
         body = self.rfile.read(int(length))
+        if not self._authorised():
+            return
         if len(body) == int(length):
             self._query(urlsplit(self.path).query, body)
 
-    def _authorised(self, *, close: bool = False) -> bool:
+    def _discard(self, length: int) -> None:
+        """Read on before refusing: closing on a client that is still sending would take the answer from it."""
+        while length > 0 and (part := self.rfile.read(min(length, 1 << 16))):
+            length -= len(part)
+
+    def _authorised(self) -> bool:
         given = self.headers.get("Authorization", "").encode(errors="replace")
         if hmac.compare_digest(given, f"Bearer {self.server.token}".encode()):
             return True
-        self._send(401, b"the token in store.json is needed", close=close)
+        self._send(401, b"the token in store.json is needed")
         return False
 
     def _query(self, url_query: str, body: bytes) -> None:

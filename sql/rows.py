@@ -400,16 +400,18 @@ class TableRows:
             self.lifecycle.add(record)
 
     def __len__(self) -> int:
-        return sum(len(batch) for batch in self._all())
+        return sum(len(batch) for batch in self.tables)
 
     def batches(self) -> Iterator[ColumnBatch]:
         """Those that hold rows."""
-        return (batch for batch in self._all() if len(batch))
+        return (batch for batch in self.tables if len(batch))
 
     def clear(self) -> None:
         """Forget all rows."""
-        for batch in self._all():
+        for batch in self.tables:
             batch.clear()
 
-    def _all(self) -> tuple[ColumnBatch, ...]:
+    @property
+    def tables(self) -> tuple[ColumnBatch, ...]:
+        """The batches of all tables, rows or not."""
         return (self.rank_windows, self.recomputes, self.duplicate_windows, self.lifecycle, self.block_events, self.rank_events)

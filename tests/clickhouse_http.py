@@ -1,0 +1,141 @@
+"""The ClickHouse engine behind ClickHouse's HTTP interface, writes and all: what a server is to the client, for tests.
+
+Run as a process of its own, since a process can have one embedded engine: ``python -m tests.clickhouse_http FOLDER``. It prints its
+port and serves until standard input ends. Requests are answered one at a time; the credentials must be ``tester``/``secret``.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+USER, PASSWORD = "tester", "secret"
+
+_INSERT = re.compile(rb"\s*INSERT INTO (.*?) FORMAT Native\n", re.DOTALL)
+_TRANSPORT = {
+    "client_protocol_version",
+    "compress",
+    "database",
+    "enable_http_compression",
+    "http_headers_progress_interval_ms",
+    "query",
+    "query_id",
+    "send_progress_in_http_headers",
+    "wait_end_of_query",
+    "cancel_http_readonly_queries_on_client_close",
+}
+
+
+@contextmanager
+def clickhouse_server(folder: Path) -> Iterator[str]:
+    """A server on ``folder``, as a URL without a database."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.clickhouse_http", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    try:
+        assert process.stdout is not None
+        yield f"http://{USER}:{PASSWORD}@127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.communicate(timeout=60)
+
+
+class _Engine:
+    def __init__(self, folder: str) -> None:
+        chdb: Any = importlib.import_module("chdb")
+        self._connect: Callable[[], Any] = lambda: chdb.connect(folder)
+        self._connection: Any = self._connect()
+        self._lock = threading.Lock()
+
+    def run(self, sql: bytes, parameters: dict[str, str], database: str | None, settings: dict[str, str]) -> bytes:
+        with self._lock:
+            previous, self._connection = self._connection, self._connect()  # a session per request, as HTTP has it
+            previous.close()
+            for name, value in settings.items():
+                self._connection.query(f"SET {name} = '{value}'", "TabSeparated")
+            if database:
+                self._connection.query(f"USE `{database}`", "TabSeparated")
+            insert = _INSERT.match(sql)
+            if insert is None:
+                return bytes(self._connection.query(sql.decode(), "TabSeparated", params=parameters).bytes() or b"")
+            with tempfile.NamedTemporaryFile(suffix=".native") as file:
+                file.write(sql[insert.end() :])
+                file.flush()
+                statement = f"INSERT INTO {insert.group(1).decode()} FROM INFILE '{file.name}' FORMAT Native"
+                return bytes(self._connection.query(statement, "TabSeparated").bytes() or b"")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    engine: _Engine
+
+    def do_POST(self) -> None:
+        body = self._body()
+        expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        if self.headers.get("Authorization") != expected:
+            self._send(403, b"Code: 516. DB::Exception: tester: Authentication failed. (AUTHENTICATION_FAILED)", 516)
+            return
+        given = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
+        parameters = {name.removeprefix("param_"): value for name, value in given.items() if name.startswith("param_")}
+        settings = {name: value for name, value in given.items() if not name.startswith("param_") and name not in _TRANSPORT}
+        sql = given.get("query", "").encode() + body
+        try:
+            result = self.engine.run(sql, parameters, given.get("database"), settings)
+        except Exception as error:
+            code = re.search(r"Code: (\d+)", str(error))
+            self._send(500, str(error).encode(), int(code.group(1)) if code else 1)
+            return
+        self._send(200, result)
+
+    do_GET = do_POST
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = []
+        while size := int(self.rfile.readline(), 16):
+            parts.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        body = b"".join(parts)
+        if self.headers.get("Content-Encoding") == "lz4":  # the client's first choice
+            lz4: Any = importlib.import_module("lz4.frame")
+            body = lz4.decompress(body)
+        return body
+
+    def _send(self, status: int, body: bytes, code: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-ClickHouse-Timezone", "UTC")
+        if code is None:
+            self.send_header("X-ClickHouse-Format", "Native")
+        else:
+            self.send_header("X-ClickHouse-Exception-Code", str(code))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+if __name__ == "__main__":
+    _Handler.engine = _Engine(sys.argv[1])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_address[1], flush=True)
+    sys.stdin.read()
+    server.shutdown()

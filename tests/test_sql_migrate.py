@@ -1,0 +1,148 @@
+"""Migrations: applied once, recorded, safe to repeat and to start twice; a changed file is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from console.commands.migrate import migrate as command
+from schemas.errors import KvcensusError
+from sql import migrate
+from sql.database import Database, StoreError
+from sql.migrate import Migration
+from sql.store import connect
+
+REPEATABLE = re.compile(
+    r"CREATE (TABLE|MATERIALIZED VIEW|DICTIONARY) IF NOT EXISTS|CREATE OR REPLACE VIEW|DROP (TABLE|VIEW) IF EXISTS"
+    r"|ALTER TABLE \S+ ((ADD|DROP) (COLUMN|INDEX) IF (NOT )?EXISTS|MODIFY|COMMENT)",
+)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with connect(None, tmp_path) as opened:
+        yield opened
+
+
+def schema(database: Database) -> list[tuple[object, ...]]:
+    return database.query("SELECT name, create_table_query FROM system.tables WHERE database = currentDatabase() ORDER BY name").rows
+
+
+def test_every_shipped_statement_may_run_twice() -> None:
+    migrations = migrate.shipped()
+    assert [each.number for each in migrations] == list(range(1, len(migrations) + 1))
+    for each in migrations:
+        for statement in each.statements:
+            text = re.sub(r"--[^\n]*\n", "", statement).strip()
+            assert REPEATABLE.match(text), f"{each.number:04d}_{each.name}: {text[:60]}"
+            assert "Kafka" not in re.findall(r"ENGINE\s*=\s*(\w+)", text)
+
+
+def test_twice_is_once(database: Database) -> None:
+    shipped = migrate.shipped()
+    assert [each.state for each in migrate.status(database)] == ["pending"] * len(shipped)
+    assert migrate.apply(database) == shipped
+    before = schema(database)
+    assert migrate.apply(database) == []
+    assert schema(database) == before
+    lines = migrate.status(database)
+    assert [(each.number, each.name, each.state) for each in lines] == [(each.number, each.name, "applied") for each in shipped]
+    assert all(each.applied_at is not None for each in lines)
+
+
+def test_several_started_at_once_all_succeed(database: Database) -> None:
+    start = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        start.wait()
+        try:
+            migrate.apply(database)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert migrate.pending(database) == []
+    assert {each.state for each in migrate.status(database)} == {"applied"}
+    assert len(migrate.status(database)) == len(migrate.shipped())
+
+
+def test_a_run_cut_short_is_taken_up_again(database: Database) -> None:
+    good, bad = "CREATE TABLE IF NOT EXISTS a (x Int8) ENGINE = Memory", "CREATE TABLE IF NOT EXISTS b (x Nonsense) ENGINE = Memory"
+    with pytest.raises(StoreError, match=r"migration 0001_two, statement 2: .*Nonsense"):
+        migrate.apply(database, [Migration(1, "two", f"{good};\n{bad};\n")])
+    assert migrate.applied(database) == []
+    mended = [Migration(1, "two", f"{good};\n{bad.replace('Nonsense', 'Int8')};\n")]
+    assert migrate.apply(database, mended) == mended
+    assert database.query("SELECT count() FROM a, b").rows == [(0,)]
+
+
+def test_a_file_changed_after_it_was_applied_is_refused(database: Database) -> None:
+    text = "CREATE TABLE IF NOT EXISTS a (x Int8) ENGINE = Memory"
+    migrate.apply(database, [Migration(1, "one", text)])
+    migrate.apply(database, [Migration(1, "one", text), Migration(2, "two", text)])
+    edited = [Migration(1, "one", text + " -- just a word"), Migration(2, "two", text), Migration(3, "three", text)]
+    with pytest.raises(KvcensusError, match=r"changed after it was applied: 0001_one \(applied .* UTC\)"):
+        migrate.apply(database, edited)
+    assert [(each.number, each.state) for each in migrate.status(database, edited)] == [(1, "changed"), (2, "applied"), (3, "pending")]
+
+
+def test_what_a_newer_version_applied_is_left_alone(database: Database) -> None:
+    text = "CREATE TABLE IF NOT EXISTS a (x Int8) ENGINE = Memory"
+    newer = [Migration(1, "one", text), Migration(2, "of_tomorrow", text)]
+    migrate.apply(database, newer)
+    assert migrate.apply(database, newer[:1]) == []
+    assert [(each.name, each.state) for each in migrate.status(database, newer[:1])] == [("one", "applied"), ("of_tomorrow", "unknown")]
+
+
+def test_line_ends_of_a_checkout_do_not_count() -> None:
+    assert all("\r" not in each.text for each in migrate.shipped())
+
+
+def test_the_command(tmp_path: Path) -> None:
+    runner = CliRunner()
+    options = ["--data-dir", str(tmp_path / "data")]
+
+    def run(*arguments: str) -> str:
+        result = runner.invoke(command, [*arguments, *options], catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.output
+
+    count = len(migrate.shipped())
+    assert [line.split()[1] for line in run("--status").splitlines()] == ["pending"] * count
+    dry = run("--dry-run")
+    assert "CREATE TABLE IF NOT EXISTS rank_windows" in dry
+    assert f"{count} to apply" in dry
+    assert not (tmp_path / "data").exists(), "looking must not create a store"
+    assert len(json.loads(run("--dry-run", "--json"))["pending"]) == count
+    assert run().count("applied ") == count
+    assert run() == "up to date\n"
+    assert "nothing to apply" in run("--dry-run")
+    assert json.loads(run("--json")) == {"applied": []}
+    states = json.loads(run("--status", "--json"))["migrations"]
+    assert [each["state"] for each in states] == ["applied"] * count
+    assert all(each["applied_at"].endswith("Z") for each in states)
+    assert runner.invoke(command, ["--dry-run", "--status", *options]).exit_code == 2
+
+
+def test_beside_an_owner_the_command_reports_and_does_not_change(tmp_path: Path) -> None:
+    runner = CliRunner()
+    options = ["--data-dir", str(tmp_path)]
+    with connect(None, tmp_path, own=True) as owner:
+        result = runner.invoke(command, options)
+        assert isinstance(result.exception, KvcensusError)
+        assert "its owner applies them when it starts" in str(result.exception)
+        migrate.apply(owner)
+        assert runner.invoke(command, options).output == "up to date\n"
+        assert "applied" in runner.invoke(command, ["--status", *options]).output
