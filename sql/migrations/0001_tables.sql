@@ -5,6 +5,8 @@
 --   per key: inserting a row again, in whatever order, changes nothing. Read with FINAL, or through the views.
 -- * Partitions are a function of the key's time, or a replaced row would never meet the row it replaces.
 -- * Keys begin with the hour, then the rank: an hour of the whole fleet and an hour of one rank are each one short range.
+--   The exact time stands in them only inside a function: were the bare column part of the key, a condition on it would be
+--   matched with that later part and never with the hour.
 -- * Times are engine time, microseconds, UTC, unless their comment says otherwise. inserted_at is this server's clock.
 
 CREATE TABLE IF NOT EXISTS rank_windows
@@ -69,7 +71,7 @@ CREATE TABLE IF NOT EXISTS rank_windows
 )
 ENGINE = ReplacingMergeTree(version)
 PARTITION BY toYYYYMM(window_start)
-ORDER BY (toStartOfHour(window_start), instance_id, dp_rank, window_start, life_id, semantics_version)
+ORDER BY (toStartOfHour(window_start), instance_id, dp_rank, toUnixTimestamp64Micro(window_start), life_id, semantics_version)
 COMMENT 'One row per rank, life and window: what was observed, and per cache group what was stored, lost and computed again. Unit: blocks and tokens.';
 
 CREATE TABLE IF NOT EXISTS life_groups
@@ -155,7 +157,7 @@ CREATE TABLE IF NOT EXISTS duplicate_windows
 )
 ENGINE = ReplacingMergeTree(version)
 PARTITION BY toYYYYMM(window_start)
-ORDER BY (scope, tier, toStartOfHour(window_start), scope_key, window_start, semantics_version)
+ORDER BY (scope, tier, toStartOfHour(window_start), scope_key, toUnixTimestamp64Micro(window_start), semantics_version)
 COMMENT 'One row per scope, tier and window: KV cache content that another rank holds at the same instant. Unit: extra copies, in blocks and tokens.';
 
 CREATE TABLE IF NOT EXISTS block_events
