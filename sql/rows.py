@@ -234,52 +234,86 @@ class BlockEventColumns(ColumnBatch):
             instance_ids, dp_ranks, life_ids, seqs, ats, observed, event_indexes, block_indexes, kinds, groups, tiers, localities,
             sizes, block_ids, content_ids, parent_states, parents, spec_kinds, loras, reused,
         ) = self.columns  # fmt: skip
-        counts = [_blocks(op, record) for op in record.batch.ops]
-        for index, (op, count) in enumerate(zip(record.batch.ops, counts, strict=True)):
+        ops = record.batch.ops
+        counts = [_blocks(op, record) for op in ops]
+
+        def fill(op: Op, rows: int) -> None:
+            """The columns that are equal for all blocks of ``op``, and of those after it that are like it."""
+            kinds.extend([op.kind] * rows)
+            groups.extend([op.group_idx] * rows)
+            tiers.extend([op.tier] * rows)
+            localities.extend([op.locality] * rows)
+            sizes.extend([op.block_size] * rows)
+            spec_kinds.extend([op.spec_kind] * rows)
+            loras.extend([op.lora_name] * rows)
+            reused.extend([op.reused] * rows)
+
+        like: Op | None = None
+        waiting = 0
+        for index, (op, count) in enumerate(zip(ops, counts, strict=True)):
             if not count:
                 continue
-            event_indexes += [index] * count
-            block_indexes += range(count)
-            kinds += [op.kind] * count
-            groups += [op.group_idx] * count
-            tiers += [op.tier] * count
-            localities += [op.locality] * count
-            sizes += [op.block_size] * count
-            spec_kinds += [op.spec_kind] * count
-            loras += [op.lora_name] * count
-            reused += [op.reused] * count
-            if op.kind == "CLEAR":
-                block_ids.append(NO_ID)
-                content_ids.append(None)
-                parent_states.append("UNKNOWN")
-                parents.append(None)
+            # Removals come one block at a time, many alike in a row.
+            if like is None or not _alike(op, like):
+                if like is not None:
+                    fill(like, waiting)
+                like, waiting = op, 0
+            waiting += count
+            if count == 1:
+                event_indexes.append(index)
+                block_indexes.append(0)
+                block_ids.append(NO_ID if op.kind == "CLEAR" else op.block_ids)
+                if op.kind == "CLEAR":
+                    content_ids.append(None)
+                    parent_states.append("UNKNOWN")
+                    parents.append(None)
+                    continue
+                content = op.content_ids
+                content_ids.append(content if content and content != NO_ID else None)
+                parent_states.append(op.parent_state)
+                parents.append(op.parent_content_id if op.parent_state == "CONTENT" else None)
                 continue
-            packed = op.block_ids
-            block_ids += [packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)]
-            packed = op.content_ids
-            contents: list[bytes | None]
-            if packed:
-                contents = [packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)]
-                if NO_ID in contents:
-                    contents = [None if content == NO_ID else content for content in contents]
-            else:
-                contents = [None] * count
-            content_ids += contents
+            event_indexes.extend([index] * count)
+            block_indexes.extend(range(count))
+            block_ids.extend(_ids(op.block_ids))
+            contents: list[bytes | None] = [*_ids(op.content_ids)] if op.content_ids else [None] * count
+            if NO_ID in contents:
+                contents = [None if content == NO_ID else content for content in contents]
+            content_ids.extend(contents)
             if op.parent_state == "UNKNOWN":
-                parent_states += ["UNKNOWN"] * count
-                parents += [None] * count
+                parent_states.extend(["UNKNOWN"] * count)
+                parents.extend([None] * count)
             else:
                 parent_states.append(op.parent_state)
-                parent_states += ["CONTENT"] * (count - 1)
-                parents.append(op.parent_content_id)
-                parents += contents[:-1]
+                parent_states.extend(["CONTENT"] * (count - 1))
+                parents.append(op.parent_content_id if op.parent_state == "CONTENT" else None)
+                parents.extend(contents[:-1])
+        if like is not None:
+            fill(like, waiting)
         rows = sum(counts)
-        instance_ids += [record.instance_id] * rows
-        dp_ranks += [record.dp_rank] * rows
-        life_ids += [record.life_id] * rows
-        seqs += [record.seq] * rows
-        ats += [record.at_us] * rows
-        observed += [record.observed_at_ms] * rows
+        instance_ids.extend([record.instance_id] * rows)
+        dp_ranks.extend([record.dp_rank] * rows)
+        life_ids.extend([record.life_id] * rows)
+        seqs.extend([record.seq] * rows)
+        ats.extend([record.at_us] * rows)
+        observed.extend([record.observed_at_ms] * rows)
+
+
+def _alike(op: Op, other: Op) -> bool:
+    return (
+        op.kind == other.kind
+        and op.group_idx == other.group_idx
+        and op.tier == other.tier
+        and op.locality == other.locality
+        and op.block_size == other.block_size
+        and op.spec_kind == other.spec_kind
+        and op.lora_name == other.lora_name
+        and op.reused == other.reused
+    )
+
+
+def _ids(packed: bytes) -> list[bytes]:
+    return [packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)]
 
 
 def _blocks(op: Op, record: RankMessage) -> int:

@@ -6,6 +6,8 @@ import datetime
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.errors import KvcensusError
 from schemas.records import (
@@ -88,6 +90,49 @@ def test_a_batch_is_one_row_per_block(database: Database) -> None:
     ]
     identity = "SELECT DISTINCT instance_id, dp_rank, life_id, seq, toUnixTimestamp64Micro(at), toUnixTimestamp64Milli(observed_at)"
     assert database.query(f"{identity} FROM block_events").rows == [("a", 1, "l", 7, START_US, START_US // 1000 + 5)]
+
+
+ids = st.sampled_from([A, B, C, D, NONE])
+ops = st.builds(
+    Op,
+    kind=st.sampled_from(["STORE", "REMOVE", "CLEAR"]),
+    group_idx=st.sampled_from([0, 1, None]),
+    tier=st.sampled_from(["GPU", "CPU", None]),
+    block_size=st.sampled_from([0, 16]),
+    block_ids=st.lists(ids, max_size=3).map(b"".join),
+    parent_state=st.sampled_from(["ROOT", "CONTENT", "UNKNOWN"]),
+    parent_content_id=ids,
+    spec_kind=st.sampled_from([None, "mamba"]),
+    reused=st.booleans(),
+)
+
+
+@given(st.lists(st.tuples(ops, st.lists(ids, min_size=3, max_size=3), st.booleans()), max_size=8))
+def test_columns_are_those_of_rows_built_one_by_one(drawn: list[tuple[Op, list[bytes], bool]]) -> None:
+    batch = Batch([])
+    expected: list[tuple[object, ...]] = []
+    for index, (op, contents, resolved) in enumerate(drawn):
+        op.content_ids = b"".join(contents)[: len(op.block_ids)] if resolved else b""
+        batch.ops.append(op)
+        blocks = len(op.block_ids) // 16
+        known = [content if resolved and content != NONE else None for content in contents]
+        for block in range(1 if op.kind == "CLEAR" else blocks):
+            first = block == 0
+            if op.kind == "CLEAR":
+                identity: tuple[object, ...] = (NONE, None, "UNKNOWN", None)
+            else:
+                state = op.parent_state if first or op.parent_state == "UNKNOWN" else "CONTENT"
+                above = op.parent_content_id if first else known[block - 1]
+                identity = (op.block_ids[16 * block : 16 * block + 16], known[block], state, above if state == "CONTENT" else None)
+            expected.append(
+                (index, block, op.kind, op.group_idx, op.tier, op.locality, op.block_size, *identity, op.spec_kind, op.lora_name, op.reused)
+            )
+    rows = TableRows()
+    rows.add(message(batch=batch))
+    columns = dict(zip(rows.block_events.column_names, rows.block_events.columns, strict=True))
+    names = list(rows.block_events.column_names)[6:]
+    assert list(zip(*(columns[name] for name in names), strict=True)) == expected
+    assert {len(column) for column in rows.block_events.columns} == {len(expected)}
 
 
 @pytest.mark.parametrize("op", [Op("STORE", block_ids=A[:-1]), Op("STORE", block_ids=A + B, content_ids=A)])
