@@ -204,7 +204,10 @@ def _count(value: int | None) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+    """A count as it is; a mean to one decimal, or to three digits where that would hide a small one."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.1f}" if value >= 10 or value == 0 else f"{value:.3g}"
 
 
 def _percent(share: float | None) -> str:
