@@ -52,7 +52,8 @@ def demo(
     runs what two real vLLM engines were recorded to publish.
 
     The two numbers are shown as they settle: repeat compute by cause, and the duplicate KV footprint inside and between
-    instances. A figure is settled where its windows are closed, and provisional from there on. Ctrl-C ends it.
+    instances. A figure is settled where its windows are closed, and provisional from there on. Ctrl-C ends it; the load ends after
+    an hour by itself (the broker keeps everything in memory), and then the figures stay on the screen.
 
     Beside a running demo, in another terminal:
 

@@ -24,8 +24,8 @@ CAPTURES = {"g_dp2": "vLLM 0.32.0", "a_shared_prefix": "vLLM 0.32.0"}
 PREFIX = "capture-"
 """Instances of captures are named so."""
 
-LONGEST_SECONDS = 7 * 24 * 3_600
-"""Engine time after which the load of a demo without end does end; its figures stay."""
+LOAD_SECONDS = 3_600
+"""Engine time after which the load of a demo that goes on ends, at half a million batches: its broker keeps them all in memory."""
 
 _CHUNK_SECONDS = 300
 
@@ -35,9 +35,9 @@ def finite(seconds: float, seed: int) -> list[RankSource]:
     return fleet.sources(presets.demo_fleet(seconds, seed)) + captures()
 
 
-def endless(seed: int) -> list[RankSource]:
-    """The same ranks, the simulated ones under a load that goes on: made while it is served, in little memory."""
-    return _Endless(presets.demo_fleet(LONGEST_SECONDS, seed)).sources() + captures()
+def lasting(seed: int) -> list[RankSource]:
+    """The same ranks, the simulated ones under a load of :data:`LOAD_SECONDS`: made while it is served, in little memory."""
+    return _Lasting(presets.demo_fleet(LOAD_SECONDS, seed)).sources() + captures()
 
 
 def captures() -> list[RankSource]:
@@ -51,10 +51,14 @@ def captures() -> list[RankSource]:
     ]
 
 
+def is_recorded(instance_id: str) -> bool:
+    """Whether the batches of an instance were recorded from a real engine."""
+    return instance_id.startswith(PREFIX)
+
+
 def origin(instance_id: str) -> str:
     """Where the batches of an instance come from, in words."""
-    name = instance_id.removeprefix(PREFIX)
-    return f"recorded from {CAPTURES[name]}" if instance_id != name else "simulated"
+    return f"recorded from {CAPTURES[instance_id.removeprefix(PREFIX)]}" if is_recorded(instance_id) else "simulated"
 
 
 def _moved(source: RankSource) -> RankSource:
@@ -63,7 +67,7 @@ def _moved(source: RankSource) -> RankSource:
     return replace(source, batches=batches, origin_us=DEFAULT_START_US)
 
 
-class _Endless:
+class _Lasting:
     """A fleet whose requests are drawn five minutes at a time: the same prompts all along, sessions that are always new."""
 
     def __init__(self, spec: FleetSpec) -> None:
@@ -93,7 +97,7 @@ class _Endless:
         return engine.run(self._requests(instance.name, dp_rank), controls, spec.start_us, spec.duration_us)
 
     def _requests(self, instance: str, dp_rank: int) -> Iterator[Request]:
-        for number in range(LONGEST_SECONDS // _CHUNK_SECONDS):
+        for number in range(LOAD_SECONDS // _CHUNK_SECONDS):
             yield from self._chunk(number)[instance, dp_rank]
 
     def _draw(self, number: int) -> dict[tuple[str, int], list[Request]]:

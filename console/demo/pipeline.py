@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ from console.demo.folder import DemoFolder
 from console.demo.progress import Progress
 from console.topic_admin import create_topics
 from producers.identity import load_or_create_key
-from producers.simulate.server import EngineServer
+from producers.simulate.server import EngineServer, RankProgress
 from producers.simulate.source import RankSource
 from schemas.errors import KvcensusError
 from schemas.records import rank_key
@@ -97,10 +99,14 @@ class Pipeline:
             raise Interrupted
         if self._broker is not None and not self._broker.running:
             broker = self._broker
-            raise KvcensusError(died(f"broker ({broker.kind})", broker.pid, None, broker.log_path))
+            raise KvcensusError(died(f"{broker.kind} broker", broker.pid, None, broker.log_path))
         self._children.check()
         if self._serving:
             self.engines.wait_finished(0)  # raises what ended its thread, if something did
+
+    def served(self) -> list[tuple[RankSource, RankProgress]]:
+        """Every rank and how far it is."""
+        return list(zip(self._settings.sources, self.engines.progress(), strict=True))
 
     def end(self) -> None:
         """End everything: engines, forwarders, worker, broker. May be called twice."""
@@ -113,10 +119,11 @@ class Pipeline:
             self._broker.stop()
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Send SIGKILL to every process, and wait for none: may be called from a signal handler, also during :meth:`end`."""
         self._children.kill()
-        if self._broker is not None:
-            self._broker.kill()
+        if self._broker is not None and self._broker.running:
+            with contextlib.suppress(OSError):
+                os.kill(self._broker.pid, signal.SIGKILL)  # not its own kill(), whose lock may be taken
 
     # -- start
 

@@ -50,6 +50,7 @@ class Figures:
 
     def __init__(self, folder: Path) -> None:
         self._database: Database = connect(None, folder)
+        self._settled: tuple[int, dict[str, Any]] | None = None
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -73,7 +74,9 @@ class Figures:
             raise
         if not windows:
             return Reading(totals, document)
-        return Reading(totals, document, assemble(load(self._database, until_us=closed_us)), closed_us)
+        if self._settled is None or self._settled[0] != closed_us:
+            self._settled = (closed_us, assemble(load(self._database, until_us=closed_us)))
+        return Reading(totals, document, self._settled[1], closed_us)
 
     def duplicates_version(self) -> int:
         """Version of the newest fleet window of duplicates; -1 without one."""

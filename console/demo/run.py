@@ -49,6 +49,7 @@ _TICK = 0.2
 _POLL_SECONDS = 0.5
 _STORE_SILENT_SECONDS = 10.0
 _PLAIN_WIDTH = 120
+_SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,16 @@ def run_live(options: Options) -> None:
     """Run until SIGINT or SIGTERM, which is the normal end. Raises :class:`KvcensusError` when a part of it fails."""
     with _Signals() as signals, DemoFolder(options.data_dir) as folder, Progress() as progress:
         _warn_of_variables(progress)
-        settings = Settings(fleet.endless(options.seed), 1.0, options.broker)
+        settings = Settings(fleet.lasting(options.seed), 1.0, options.broker)
         try:
             with _running(settings, folder, progress, signals) as pipeline:
                 progress.say(_beside(folder))
                 progress.quiet()
-                _show_until_told(pipeline, signals)
+                try:
+                    _show_until_told(pipeline, signals)
+                except Interrupted:
+                    progress.say("stopping engines, forwarders, worker and broker")
+                    raise
         except Interrupted:
             pass
         progress.done(f"stopped; the figures stay until the next demo: kvcensus show --data-dir {folder.path}")
@@ -107,12 +112,11 @@ def _show_until_told(pipeline: Pipeline, signals: _Signals) -> None:
     console = Console(highlight=False, markup=False)
     began = time.monotonic()
     reader = _PatientReader(pipeline)
-    hint = "Ctrl-C ends it"
 
     def moment(width: int) -> screen.Moment:
         reading = reader.read(settled=True)
         published = sum(rank.published for rank in pipeline.engines.progress())
-        return screen.Moment(time.monotonic() - began, published, reading, width, hint)
+        return screen.Moment(time.monotonic() - began, published, reading, width, _note(pipeline))
 
     try:
         if console.is_terminal:
@@ -128,6 +132,16 @@ def _show_until_told(pipeline: Pipeline, signals: _Signals) -> None:
             sys.stdout.flush()
     finally:
         reader.close()
+
+
+def _note(pipeline: Pipeline) -> str:
+    """What a viewer might wonder about."""
+    ended = {fleet.is_recorded(source.instance_id): True for source, rank in pipeline.served() if rank.finished}
+    if False in ended:
+        return "the load has ended; the figures stay until Ctrl-C"
+    if True in ended:
+        return "the recorded ranks were played once and have ended: unobserved from there on"
+    return ""
 
 
 def _pause(pipeline: Pipeline, signals: _Signals, seconds: float) -> None:
@@ -212,10 +226,9 @@ class _Finite:
             time.sleep(_POLL_SECONDS)
 
     def _what_was_published(self) -> list[Published]:
-        progress = self._pipeline.engines.progress()
         return [
             Published(source.instance_id, source.dp_rank, tuple(source.batches_per_life() or ()), rank.at_us)
-            for source, rank in zip(self._sources, progress, strict=True)
+            for source, rank in self._pipeline.served()
         ]
 
     def _look(self) -> tuple[Reading | None, list[str]]:
@@ -306,6 +319,8 @@ class _Signals:
         if self.stop.is_set():
             if self.abandon is not None:
                 self.abandon()
+            if sys.stderr.isatty():
+                os.write(sys.stderr.fileno(), _SHOW_CURSOR)
             os._exit(130)
         self.stop.set()
 

@@ -1,4 +1,4 @@
-"""The figures of a running demo as one compact table, 23 lines of 80 columns; wider terminals get more columns. Pure."""
+"""The figures of a running demo as one compact table, 24 lines of 80 columns; wider terminals get more columns. Pure."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Moment:
     published: int
     reading: Reading | None
     width: int
-    hint: str = ""
+    note: str = ""
 
 
 def view(moment: Moment) -> RenderableType:
     """Everything there is to see at one moment."""
     reading = moment.reading
     counted, lost = (reading.counted, reading.lost) if reading else (0, 0)
-    head = Text(f"kvcensus demo  {_clock(moment.seconds)}  ", "bold", no_wrap=True, overflow="crop")
-    head.append(f"{moment.published:,} batches published, {counted:,} counted, {lost:,} lost", "not bold")
-    head.append(f"  {moment.hint}", "not bold dim")
+    head = Text(f"kvcensus demo {_clock(moment.seconds)}  ", "bold", no_wrap=True, overflow="crop")
+    head.append(f"{moment.published:,} batches, {counted:,} counted, {lost:,} lost", "not bold")
+    head.append("  Ctrl-C ends", "not bold dim")
     if reading is None or not reading.totals.lives:
         return Group(head, Text("nothing counted yet"))
     wide = moment.width >= WIDE
@@ -58,13 +58,14 @@ def view(moment: Moment) -> RenderableType:
         Text(),
         _duplicates(reading, wide),
         _ranks(reading.document["ranks"], wide),
+        Text(moment.note, "dim", no_wrap=True, overflow="crop"),
     )
 
 
 def _settled_line(reading: Reading) -> Text:
     line = Text(no_wrap=True, overflow="crop")
     if reading.settled_us is None:
-        line.append("nothing settled yet: a window closes once every rank passed it, or fell silent for 60 s")
+        line.append("nothing settled yet: a window closes when every rank passed it or was silent 60 s")
     else:
         line.append(f"settled to {_time(reading.settled_us)} UTC (closed windows)")
         line.append(f"; so far: to {_time(reading.totals.span.end_us)}, provisional", "dim")
