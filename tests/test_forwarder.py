@@ -21,7 +21,6 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from console.broker import start_broker
-from console.child import free_port
 from console.topic_admin import create_topics
 from producers import capture, wire
 from producers.forwarder import Forwarder, ForwarderConfig, Outcome
@@ -30,10 +29,9 @@ from schemas import codec, records, topics
 from schemas.errors import KvcensusError
 from tests.kafka import Kafka
 from tests.shared_data import capture_path
-from tests.wire_engine import WireEngine, payload
+from tests.wire_engine import WireEngine, payload, quiet_port
 
 PATIENCE = 60.0
-ENGINE_REPLAY = "the engine's own"
 
 
 @dataclass
@@ -330,7 +328,7 @@ def test_each_run_is_an_incarnation_with_a_life_of_its_own(kafka: Kafka) -> None
 
 
 def test_a_broker_that_starts_after_the_forwarder(tmp_path: Path) -> None:
-    port = free_port()
+    port = quiet_port()
     with WireEngine() as engine, running(config(engine, f"127.0.0.1:{port}")) as run:
         engine.wait_subscribed()
         engine.publish(50)
@@ -368,7 +366,7 @@ def test_batches_wait_while_the_broker_is_frozen_and_its_queue_is_full(tmp_path:
 
 def test_a_broker_that_lost_everything_gets_what_it_had_not_acknowledged_and_all_after_it_in_order(tmp_path: Path) -> None:
     """An embedded broker keeps its topics in memory: killed and started again, it knows neither them nor the producer."""
-    port = free_port()
+    port = quiet_port()
     with WireEngine() as engine:
         broker = start_broker("tansu", tmp_path / "broker", port)
         create_topics(broker.bootstrap_servers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,7 +13,20 @@ from types import TracebackType
 import msgspec
 import zmq
 
+QUIET_PORTS = 20_000, 32_000
+"""Below the ports that the kernel gives to connections: one of those can be taken, while nobody listens there, by the very
+connection that is tried to it."""
+
 END = (-1).to_bytes(8, "big", signed=True)
+
+
+def quiet_port() -> int:
+    """A free loopback port that stays free while others try to connect to it."""
+    while True:
+        port = random.randrange(*QUIET_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def payload(seq: int, at: float = 1_700_000_000.0, blocks: int = 1, life: int = 0) -> bytes:
@@ -62,7 +77,7 @@ class WireEngine:
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.SNDHWM, self.router_hwm)
         if self._ports is None:
-            self._ports = self._live.bind_to_random_port("tcp://127.0.0.1"), self._router.bind_to_random_port("tcp://127.0.0.1")
+            self._ports = self._bind_anywhere(self._live), self._bind_anywhere(self._router)
         else:
             self._bind(self._live, self._ports[0])
             self._bind(self._router, self._ports[1])
@@ -123,10 +138,13 @@ class WireEngine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.crash()
 
-    def _bind(self, socket: zmq.Socket[bytes], port: int) -> None:
+    def _bind_anywhere(self, bound: zmq.Socket[bytes]) -> int:
+        return bound.bind_to_random_port("tcp://127.0.0.1", *QUIET_PORTS, max_tries=1_000)
+
+    def _bind(self, bound: zmq.Socket[bytes], port: int) -> None:
         for _ in range(100):
             with suppress(zmq.ZMQError):
-                socket.bind(f"tcp://127.0.0.1:{port}")
+                bound.bind(f"tcp://127.0.0.1:{port}")
                 return
             time.sleep(0.05)
         raise AssertionError(f"port {port} does not become free")
