@@ -148,7 +148,7 @@ def test_sigint_ends_a_demo_and_all_its_children(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     running = start(data_dir)
     try:
-        until(lambda: running.poll() is not None or "batches published" in output(data_dir), "figures on the screen")
+        until(lambda: running.poll() is not None or " batches, " in output(data_dir), "figures on the screen")
         running.send_signal(signal.SIGINT)
         assert running.wait(PATIENCE_S) == 0, output(data_dir)
     finally:
