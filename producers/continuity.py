@@ -113,6 +113,11 @@ class Continuity:
         return self._exchange is not None
 
     @property
+    def held(self) -> int:
+        """How many live batches wait for a replay."""
+        return len(self._held)
+
+    @property
     def deadline(self) -> float | None:
         """When :meth:`tick` has to be called at the latest, on the clock of the ``now`` arguments."""
         return self._exchange.deadline if self._exchange else None

@@ -88,6 +88,8 @@ class Delivery:
         self._epoch_at_success = 0
         self._stuck = False
         self._delivered_before = 0
+        self.too_large = 0
+        """Messages that went out as a stand-in."""
         self.delivered = 0
         """Messages that Kafka has acknowledged."""
         self._producer = self._new_producer()
@@ -123,11 +125,12 @@ class Delivery:
             self.poll()
             if self._refused or self._waiting:
                 return False
-        if len(value) + len(key) + _HEADROOM > int(self._config["message.max.bytes"]):
-            value = self._stand_in(value)
-        if not self._produce(self._taken, topic, key, value):
+        too_large = len(value) + len(key) + _HEADROOM > int(self._config["message.max.bytes"])
+        if not self._produce(self._taken, topic, key, self._stand_in(value) if too_large else value):
             return False
         self._taken += 1
+        if too_large:
+            self._count_too_large(topic, value)
         return True
 
     def poll(self, timeout: float = 0.0) -> None:
@@ -190,8 +193,13 @@ class Delivery:
     def _returned(self, error: KafkaError, message: Message) -> tuple[str, bytes, bytes]:
         value = _bytes(message.value())
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and len(value) > _BATCH_BYTES - _HEADROOM:
+            self._count_too_large(message.topic() or "", value)
             value = self._stand_in(value)
         return message.topic() or "", _bytes(message.key()), value
+
+    def _count_too_large(self, topic: str, value: bytes) -> None:
+        self.too_large += 1
+        logger.warning("a message of %d bytes is too large for %s: a stand-in goes out instead", len(value), topic)
 
     def _send_again(self) -> None:
         while self._waiting:

@@ -163,14 +163,13 @@ class _Run:
         resolver = RankResolver(Identity(config.key, config.model), config.key)
         self._stream = RankStream(config.instance_id, config.dp_rank, resolver, config.declaration(), forwarder.incarnation, _new_life_id)
         self._life_id = ""
-        self._too_large = 0
         self._outbox: deque[tuple[str, bytes]] = deque()
         self._subscription = subscription
-        self._delivery = Delivery(config.bootstrap_servers, config.kafka_options, self._stand_in)
+        self._delivery = Delivery(config.bootstrap_servers, config.kafka_options, too_large)
 
     def run(self, stop: threading.Event) -> Outcome:
         if not self._wait_for_kafka(stop):
-            return Outcome("stopped", 0, len(self._subscription.poll(0)))
+            return Outcome("stopped", 0, len(self._take_received(time.monotonic())) + self._subscription.held)
         self._put(self._stream.start(_now_ms()))
         self._put_lifecycle("start")
         try:
@@ -232,7 +231,7 @@ class _Run:
         self._put_lifecycle("stop", reason)
         self._flush_outbox()
         undelivered = self._delivery.close(max(deadline - time.monotonic(), 0.0))
-        return Outcome(reason, self._delivery.delivered, undelivered + len(self._outbox) + len(ready))
+        return Outcome(reason, self._delivery.delivered, undelivered + len(self._outbox) + len(ready) + self._subscription.held)
 
     def _take_received(self, deadline: float) -> deque[Arrival]:
         """Empty the sockets of what ZeroMQ has received already."""
@@ -295,7 +294,7 @@ class _Run:
             blocks_removed=tally.blocks_removed,
             unresolved_blocks=tally.unresolved_blocks,
             unknown_events=tally.unknown_events,
-            refused=tally.refused + self._subscription.malformed + self._too_large,
+            refused=tally.refused + self._subscription.malformed + self._delivery.too_large,
             lost=tally.lost,
             duplicates=self._stream.counters.duplicates,
             replayed=self._subscription.continuity.counters.replayed,
@@ -306,14 +305,13 @@ class _Run:
         )
         self._outbox.append((topics.LIFECYCLE.name, codec.encode(record)))
 
-    def _stand_in(self, value: bytes) -> bytes:
-        """What goes to Kafka in place of a message that is too large for it: a refusal of the same batch."""
-        message = codec.decode(value, records.RankMessage)
-        message.batch = None
-        message.refusal = records.Refusal(reason="message too large for Kafka", payload_bytes=len(value))
-        self._too_large += 1
-        logger.warning("%s: batch %d makes a message of %d bytes, too large for Kafka", self._key.decode(), message.seq, len(value))
-        return codec.encode(message)
+
+def too_large(value: bytes) -> bytes:
+    """What goes to Kafka in place of a batch that is too large for it: a refusal of the same batch."""
+    message = codec.decode(value, records.RankMessage)
+    message.batch = None
+    message.refusal = records.Refusal(reason="message too large for Kafka", payload_bytes=len(value))
+    return codec.encode(message)
 
 
 def engine_time(payload: bytes) -> int | None:

@@ -120,6 +120,11 @@ class Subscription:
         """Whether live batches wait for a replay."""
         return self.continuity.waiting
 
+    @property
+    def held(self) -> int:
+        """How many live batches wait for it."""
+        return self.continuity.held
+
     def poll(self, timeout: float) -> deque[Arrival]:
         """Wait up to ``timeout`` seconds for anything to come; what is in order now, for the caller to take from the left."""
         wait = timeout

@@ -529,6 +529,44 @@ def test_a_signal_stops_the_command_cleanly(kafka: Kafka, tmp_path: Path, number
     assert str(key) in err
 
 
+def test_a_stop_while_kafka_takes_nothing_says_what_it_leaves_behind(tmp_path: Path) -> None:
+    with frozen_kafka_and_stopping_command(tmp_path, "--stop-timeout", "0.5") as process:
+        code, _, err = ended(process)
+    assert code == 1
+    assert "not delivered to Kafka" in err.splitlines()[-1]
+
+
+def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
+    with frozen_kafka_and_stopping_command(tmp_path, "--stop-timeout", "1000") as process:
+        process.send_signal(signal.SIGTERM)
+        assert ended(process)[0] == 130
+
+
+@contextmanager
+def frozen_kafka_and_stopping_command(tmp_path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A forwarder that was told to stop while batches of it are on their way to a broker that does not move."""
+    with start_broker(None, tmp_path / "broker") as broker, WireEngine() as engine:
+        create_topics(broker.bootstrap_servers)
+        process = command(
+            *("--instance", "x", "--endpoint", engine.endpoint, "--bootstrap-servers", broker.bootstrap_servers),
+            *("--data-dir", str(tmp_path), *options),
+        )
+        try:
+            engine.wait_subscribed()
+            engine.publish(1)
+            read_topics(broker.bootstrap_servers, lambda found: len(found.batches) == 1)
+            os.kill(broker.pid, signal.SIGSTOP)
+            engine.publish(5)
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            while "stopping" not in process.stderr.readline():
+                assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
+            os.kill(broker.pid, signal.SIGCONT)
+
+
 def test_the_command_ends_by_itself_when_told_to(kafka: Kafka, tmp_path: Path) -> None:
     with WireEngine() as engine:
         engine.publish(10)
