@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from fractions import Fraction
+from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,7 +82,7 @@ def brute_force(history: dict[Rank, list[tuple[int, dict[int, bool]]]]) -> dict[
         levels.append((moment, inside * SIZE, between * SIZE))
     result: dict[str, Fraction | int] = {}
     for name, pick in (("inside", 1), ("between", 2)):
-        total = sum(level[pick] * (after[0] - level[0]) for level, after in zip(levels, levels[1:], strict=False))
+        total = sum(level[pick] * (after[0] - level[0]) for level, after in pairwise(levels))
         result[f"{name}_sum"] = total
         result[f"{name}_max"] = max(level[pick] for level in levels)
         result[f"{name}_end"] = levels[-1][pick]
@@ -154,7 +155,7 @@ def test_any_interleaving_gives_the_brute_force_answer(
     expected = brute_force(history)
     rows = run(history, seed, shards)
     fleet = sorted((row for row in rows if row.scope == "fleet"), key=lambda row: row.window_start_us)
-    for before, after in zip(fleet, fleet[1:], strict=False):
+    for before, after in pairwise(fleet):
         assert before.window_start_us + before.window_us == after.window_start_us, "rows neither overlap nor leave holes"
     assert sum(row.inside_token_us for row in fleet) == expected["inside_sum"]
     assert sum(row.between_token_us for row in fleet) == expected["between_sum"]

@@ -63,7 +63,8 @@ def test_consecutive_frames_are_batches() -> None:
 
 def test_attaching_late_is_no_loss() -> None:
     stream = rank_stream()
-    assert stream.next_seq is None
+    before = stream.next_seq
+    assert before is None
     assert stream.verdict(46, payload(1)) == "next"
     assert kinds(stream.feed(46, payload(1), 1)) == ["batch"]
     assert (stream.next_seq, stream.counters.lost) == (47, 0)
