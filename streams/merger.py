@@ -131,6 +131,7 @@ class Merger:
         self._owners: dict[Rank, tuple[str | None, str | None]] = {}
         self._first_us: int | None = None
         self._as_of = 0
+        self._lag_us = 0
         self._offset = 0
         self._changed = False
 
@@ -184,6 +185,14 @@ class Merger:
         live = [low for low in lows if low >= as_of - STALE_US]
         return min(live, default=0)
 
+    def _lag(self, as_of: int) -> int:
+        """How far every shard is behind ``as_of`` in what it has heard of each rank, summed over the ranks."""
+        first = self._first_us or 0
+        lag = 0
+        for rank in self._owners:
+            lag += as_of - min(marks.get(rank, first) for marks in self._watermarks.values())
+        return lag
+
     def drain(self) -> list[DuplicateWindow]:
         """Rows of the windows that changed since the last drain, or that have closed since."""
         before = self._as_of
@@ -192,6 +201,7 @@ class Merger:
         if not as_of or self._first_us is None:
             return []
         closed = self._closed_before(as_of)
+        self._lag_us = self._lag(as_of)
         rows: list[DuplicateWindow] = []
         for name, tier in self._tiers.items():
             if name == GPU or tier.steps:
@@ -240,8 +250,9 @@ class Merger:
         known = tier.lengths.get(start)
         if known is not None:
             until = min(until, start + known)
-        if until - start > LONG_STRETCH_WINDOWS * self._window_us or (known is not None and known > self._window_us):
-            return max(until - start, self._window_us)
+        long = LONG_STRETCH_WINDOWS * self._window_us
+        if until - start > long or (known is not None and known > self._window_us):
+            return max(min(until - start, long), self._window_us)
         return self._window_us
 
     def _scopes_of(self, rank: Rank) -> tuple[Scope, ...]:
@@ -307,6 +318,7 @@ class Merger:
             final=final,
             shards_reported=len(self._watermarks),
             shards=self._shards,
+            rank_lag_us=self._lag_us,
             inside_token_us=level.sums[1],
             between_token_us=level.sums[3],
             inside_block_us=level.sums[0],

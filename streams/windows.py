@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 LONG_STRETCH_WINDOWS = 360
-"""A stretch over more whole windows than this, in which nothing happens, becomes one row instead of one per window."""
+"""So many whole windows in which nothing happens become one row: few rows over a long silence, and sums that stay far from 2^63."""
 
 
 def window_start(at_us: int, window_us: int) -> int:
@@ -16,8 +16,8 @@ def window_start(at_us: int, window_us: int) -> int:
 def cut(start_us: int, end_us: int, window_us: int) -> Iterator[tuple[int, int, int]]:
     """[start, end) cut at window borders: (row start, row length, part of it inside), all in microseconds.
 
-    Whole windows in the middle come one by one, or as a single longer row if there are more than
-    :data:`LONG_STRETCH_WINDOWS` of them. Yields nothing for an empty stretch.
+    Whole windows in the middle come one by one, or :data:`LONG_STRETCH_WINDOWS` of them at a time where there are more than that.
+    Yields nothing for an empty stretch.
     """
     if end_us <= start_us:
         return
@@ -27,11 +27,11 @@ def cut(start_us: int, end_us: int, window_us: int) -> Iterator[tuple[int, int, 
         yield first, window_us, border - start_us
         first += window_us
     last = window_start(end_us, window_us)
-    whole = (last - first) // window_us
-    if whole > LONG_STRETCH_WINDOWS:
-        yield first, last - first, last - first
-    else:
-        for start in range(first, last, window_us):
-            yield start, window_us, window_us
+    long = LONG_STRETCH_WINDOWS * window_us
+    while last - first > long:
+        yield first, long, long
+        first += long
+    for start in range(first, last, window_us):
+        yield start, window_us, window_us
     if first <= last < end_us:
         yield last, window_us, end_us - last
