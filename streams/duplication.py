@@ -15,12 +15,14 @@ Ties go to the smaller instance name, then the smaller data-parallel rank.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from schemas.records import ID_BYTES, DuplicateStep, DuplicateSteps, ResidencyChanges
 from streams.residency import GPU
 
-MAX_EVENTS = 2_000_000
+MAX_EVENTS = 200_000
 """Open and close events a shard keeps for late data; beyond that, the oldest are folded into a settled state."""
 
 FOLD_BEHIND_US = 600_000_000
@@ -139,24 +141,82 @@ class _State:
                 _add(steps, at, next(iter(successor.ranks)), _BETWEEN, -1)
 
 
-@dataclass(slots=True)
-class _Content:
-    """One content: its size in tokens, its settled state, the events since then by time, and the state after them."""
+_Event = tuple[int, Rank, bool]
 
-    size: int
-    base: _State = field(default_factory=_State)
-    events: dict[int, dict[Rank, bool]] = field(default_factory=dict)
-    tail: _State = field(default_factory=_State)
-    last_at: int = -1
-    base_at: int = -1
+
+class _Content:
+    """One content: its size in tokens, the events kept, in the order of their time, and the states before and after them.
+
+    While a single rank has ever held it nothing is duplicated, and ``tail`` is not kept: most content never needs it.
+    ``base`` is the state after all events up to ``base_at``, which were let go.
+    """
+
+    __slots__ = ("base", "base_at", "events", "last_at", "size", "tail")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.events: list[_Event] = []
+        self.tail: _State | None = None
+        self.last_at = -1
+        self.base: _State | None = None
+        self.base_at = -1
+
+    def append(self, at: int, rank: Rank, opened: bool, skew_us: int, steps: _Steps) -> None:
+        """An event later than all others."""
+        alone = self.tail is None and (not self.events or self.events[0][1] == rank)
+        if not alone or self.base is not None:
+            if self.tail is None:
+                self.tail, _ = self.replay(skew_us)  # of one rank alone: no steps so far
+            self.tail.apply(at, {rank: opened}, skew_us, steps)
+        self.events.append((at, rank, opened))
+        self.last_at = at
+
+    def insert(self, rank: Rank, times: dict[int, bool], skew_us: int) -> _Steps:
+        """Put late events of one rank where they belong; the difference to what was announced before."""
+        _, before = self.replay(skew_us)
+        late = {max(at, self.base_at + 1): opened for at, opened in times.items()}
+        # Of one rank the last word on an instant holds.
+        self.events = [event for event in self.events if not (event[1] == rank and event[0] in late)]
+        self.events += [(at, rank, opened) for at, opened in late.items()]
+        self.events.sort(key=_time_of)
+        self.last_at = self.events[-1][0]
+        self.tail, after = self.replay(skew_us)
+        for (at, bearer), (inside, between) in before.items():
+            _add(after, at, bearer, _INSIDE, -inside)
+            _add(after, at, bearer, _BETWEEN, -between)
+        return after
 
     def replay(self, skew_us: int) -> tuple[_State, _Steps]:
         """State and steps of the kept events, from the settled state on."""
-        state = self.base.copy()
+        state = _State() if self.base is None else self.base.copy()
         steps: _Steps = {}
-        for at in sorted(self.events):
-            state.apply(at, self.events[at], skew_us, steps)
+        _apply_all(state, self.events, skew_us, steps)
         return state, steps
+
+    def settle(self, border: int, skew_us: int) -> None:
+        """Let go of the events before ``border``: they can no longer change."""
+        kept = bisect_left(self.events, border, key=_time_of)
+        if not kept:
+            return
+        state = _State() if self.base is None else self.base
+        _apply_all(state, self.events[:kept], skew_us, {})
+        self.base, self.base_at = state, self.events[kept - 1][0]
+        del self.events[:kept]
+        if self.tail is None:
+            self.tail, _ = self.replay(skew_us)
+
+    def forgotten(self) -> bool:
+        """Whether nothing is left to know: no events, and nobody holds it."""
+        return not self.events and (self.base is None or not self.base.instances)
+
+
+def _time_of(event: _Event) -> int:
+    return event[0]
+
+
+def _apply_all(state: _State, events: list[_Event], skew_us: int, steps: _Steps) -> None:
+    for at, moment in groupby(events, key=_time_of):
+        state.apply(at, {rank: opened for _, rank, opened in moment}, skew_us, steps)
 
 
 class ShardCore:
@@ -175,6 +235,7 @@ class ShardCore:
         self._offsets: dict[Rank, int] = {}
         self._newest_us = 0
         self._events = 0
+        self._fold_at = MAX_EVENTS
 
     def apply(self, changes: ResidencyChanges, offset: int) -> DuplicateSteps:
         """The answer to one message; steps are empty where a rank's batches were already taken into account."""
@@ -192,22 +253,23 @@ class ShardCore:
                     content = contents.get(key)
                     if content is None:
                         content = contents[key] = _Content(step.block_size)
-                    if (step.tier, key) in late or step.at_us <= content.last_at:
+                    if (late and (step.tier, key) in late) or step.at_us <= content.last_at:
                         late.setdefault((step.tier, key), {})[step.at_us] = opened
                         continue
-                    content.events[step.at_us] = {rank: opened}
-                    content.last_at = step.at_us
-                    self._events += 1
                     steps: _Steps = {}
-                    content.tail.apply(step.at_us, content.events[step.at_us], self._skew_us, steps)
+                    content.append(step.at_us, rank, opened, self._skew_us, steps)
+                    self._events += 1
                     if steps:
                         _gather(out, step.tier, content.size, steps)
         for (tier, key), times in late.items():
             content = self._contents[tier][key]
-            _gather(out, tier, content.size, self._insert(content, rank, times))
+            self.late_changes += sum(at <= content.base_at for at in times)
+            self._events -= len(content.events)
+            _gather(out, tier, content.size, content.insert(rank, times, self._skew_us))
+            self._events += len(content.events)
         self._offsets[rank] = max(taken, changes.source_offset)
         self._newest_us = max(self._newest_us, changes.watermark_us)
-        if self._events > MAX_EVENTS:
+        if self._events > self._fold_at:
             self._fold()
         return DuplicateSteps(
             shard=self.shard,
@@ -226,35 +288,17 @@ class ShardCore:
             ],
         )
 
-    def _insert(self, content: _Content, rank: Rank, times: dict[int, bool]) -> _Steps:
-        """Put late events where they belong; the difference to what was announced before."""
-        _, before = content.replay(self._skew_us)
-        for at, opened in times.items():
-            if at <= content.base_at:
-                self.late_changes += 1
-            moment = content.events.setdefault(max(at, content.base_at + 1), {})
-            self._events += not moment
-            moment[rank] = opened
-        content.last_at = max(content.events)
-        content.tail, after = content.replay(self._skew_us)
-        for (at, bearer), (inside, between) in before.items():
-            _add(after, at, bearer, _INSIDE, -inside)
-            _add(after, at, bearer, _BETWEEN, -between)
-        return after
-
     def _fold(self) -> None:
-        """Settle what lies far behind: its events are applied for good, and content that nobody holds is forgotten."""
+        """Settle what lies far behind, and forget content that nobody holds."""
         border = self._newest_us - FOLD_BEHIND_US
+        self._events = 0
         for contents in self._contents.values():
             for key, content in list(contents.items()):
-                old = sorted(at for at in content.events if at < border)
-                for at in old:
-                    content.base.apply(at, content.events.pop(at), self._skew_us, {})
-                if old:
-                    content.base_at = old[-1]
-                    self._events -= len(old)
-                if not content.events and not content.base.instances:
+                content.settle(border, self._skew_us)
+                if content.forgotten():
                     del contents[key]
+                self._events += len(content.events)
+        self._fold_at = max(MAX_EVENTS, 2 * self._events)  # else a busy shard would fold at every message
 
 
 def _gather(out: dict[str, dict[tuple[int, Rank], list[int]]], tier: str, size: int, steps: _Steps) -> None:

@@ -6,11 +6,13 @@ import random
 from collections import defaultdict
 from fractions import Fraction
 from itertools import pairwise
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.records import DuplicateWindow, ResidencyChanges, ResidencyStep
+from streams import duplication
 from streams.duplication import ShardCore
 from streams.merger import Merger
 
@@ -165,6 +167,31 @@ def test_any_interleaving_gives_the_brute_force_answer(
     assert fleet[-1].inside_tokens_end == expected["inside_end"]
     assert fleet[-1].between_tokens_end == expected["between_end"]
     assert fleet[-1].inside_blocks_end * SIZE == expected["inside_end"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories())
+def test_what_is_settled_and_let_go_changes_nothing(history: dict[Rank, list[tuple[int, dict[int, bool]]]]) -> None:
+    """In the order of time, with everything more than a little behind folded away at once."""
+    expected = brute_force(history)
+    with patch.object(duplication, "MAX_EVENTS", 0), patch.object(duplication, "FOLD_BEHIND_US", 20):
+        core, merger = ShardCore(0, 1, skew_us=SKEW_US), Merger(window_us=WINDOW_US, shards=1)
+    batches = ((at, rank, source, changes) for rank, each in history.items() for source, (at, changes) in enumerate(each))
+    in_time = sorted(batches, key=lambda batch: batch[:3])
+    rows: dict[int, DuplicateWindow] = {}
+    for offset, (at, rank, source, changes) in enumerate(in_time):
+        opened = b"".join(content_id(number) for number, is_open in changes.items() if is_open)
+        closed = b"".join(content_id(number) for number, is_open in changes.items() if not is_open)
+        message = ResidencyChanges(*rank, None, None, source, at, [ResidencyStep(source, at, "GPU", SIZE, opened, closed)])
+        with patch.object(duplication, "MAX_EVENTS", 0), patch.object(duplication, "FOLD_BEHIND_US", 20):
+            merger.apply(core.apply(message, offset), offset)
+    for row in merger.drain():
+        if row.scope == "fleet":
+            rows[row.window_start_us] = row
+    assert core.late_changes == 0
+    assert sum(row.inside_token_us for row in rows.values()) == expected["inside_sum"]
+    assert sum(row.between_token_us for row in rows.values()) == expected["between_sum"]
+    assert max(row.extra_tokens_max for row in rows.values()) == expected["extra_max"]
 
 
 @settings(max_examples=100, deadline=None)
