@@ -299,9 +299,9 @@ class DuplicateWindow(msgspec.Struct, gc=False):
 
     ``scope`` is ``fleet``, ``rank``, ``workload`` or ``model`` and ``scope_key`` its value (empty for the fleet and for
     undeclared). ``*_us`` sums are extra copies x microseconds over [``window_start_us``, ``as_of_us``), where ``as_of_us`` is
-    the window's end or, in the newest window, the engine time reached. ``max`` and ``end`` are copies. ``rank_lag_us`` is how far
-    the shards were behind ``as_of_us`` of the newest window in what they had heard of each rank, summed over the ranks: where it
-    exceeds what the ranks' own last batches are behind, changes are still on their way.
+    the window's end or, in the newest window, the engine time reached. ``max`` and ``end`` are copies. ``ranks`` were heard
+    of by every shard that reported; ``rank_lag_us`` is how far the shards were behind ``as_of_us`` of the newest window in what they
+    had heard of each rank, summed over the ranks: where it exceeds what the ranks' own last batches are behind, changes are on their way.
     """
 
     scope: str
@@ -315,6 +315,7 @@ class DuplicateWindow(msgspec.Struct, gc=False):
     final: bool
     shards_reported: int
     shards: int
+    ranks: int
     rank_lag_us: int
     inside_token_us: int
     between_token_us: int

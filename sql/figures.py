@@ -350,12 +350,12 @@ def _comparable_holders(lives: Sequence[LifeTotals]) -> int:
     return count
 
 
-def _lag(totals: Totals) -> float:
-    """How far the ranks' own last batches lie behind the newest, summed: what the shards may be behind and yet know everything."""
+def _lags(window: DuplicateTotals, totals: Totals) -> bool:
+    """Whether a shard has not heard everything of a rank that the rank's own windows hold."""
     if totals.asked != (None, None):
-        return float("inf")  # the lag is that of the newest window
-    newest = [max((life.last_batch_us or 0) for life in lives) for lives in _by_rank(totals.lives)]
-    return sum(totals.span.end_us - last for last in newest)
+        return False  # what the shards have heard is told of the newest window only
+    newest = [max(life.last_batch_us or 0 for life in lives) for lives in _by_rank(totals.lives)]
+    return window.ranks < len(newest) or window.rank_lag_us > sum(totals.span.end_us - last for last in newest)
 
 
 def _duplicate_footprint(totals: Totals, scope: str, key: str) -> Document:
@@ -372,7 +372,7 @@ def _duplicate_footprint(totals: Totals, scope: str, key: str) -> Document:
         reasons.add("no_duplicate_windows")
     if any(not window.complete for window in counted):
         reasons.add("shards_missing")
-    if any(window.as_of_us < span.end_us or window.rank_lag_us > _lag(totals) for window in counted):
+    if any(window.as_of_us < span.end_us or _lags(window, totals) for window in counted):
         reasons.add("behind")
 
     warnings: list[str] = []

@@ -37,7 +37,7 @@ DUPLICATE_MAXIMA = (
     "inside_blocks_max",
     "between_blocks_max",
 )
-DUPLICATE_ENDS = ("inside_tokens_end", "between_tokens_end", "inside_blocks_end", "between_blocks_end", "rank_lag_us")
+DUPLICATE_ENDS = ("inside_tokens_end", "between_tokens_end", "inside_blocks_end", "between_blocks_end", "ranks", "rank_lag_us")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class LifeTotals:
 class DuplicateTotals:
     """Extra copies of one scope and tier over the span: sums in copies x microseconds, maxima, and the last row's end.
 
-    ``as_of_us`` is the engine time up to which they are counted, ``rank_lag_us`` how far the shards were behind it; ``complete`` says that all shards reported in every row.
+    ``as_of_us`` is the engine time up to which they are counted, ``ranks`` how many ranks are, ``rank_lag_us`` how far the shards were behind it; ``complete`` says that all shards reported in every row.
     """
 
     scope: str
@@ -113,6 +113,7 @@ class DuplicateTotals:
     between_tokens_end: int = 0
     inside_blocks_end: int = 0
     between_blocks_end: int = 0
+    ranks: int = 0
     rank_lag_us: int = 0
     as_of_us: int = 0
     final: bool = True

@@ -131,6 +131,7 @@ class Merger:
         self._owners: dict[Rank, tuple[str | None, str | None]] = {}
         self._first_us: int | None = None
         self._as_of = 0
+        self._heard = 0
         self._lag_us = 0
         self._offset = 0
         self._changed = False
@@ -185,13 +186,15 @@ class Merger:
         live = [low for low in lows if low >= as_of - STALE_US]
         return min(live, default=0)
 
-    def _lag(self, as_of: int) -> int:
-        """How far every shard is behind ``as_of`` in what it has heard of each rank, summed over the ranks."""
-        first = self._first_us or 0
-        lag = 0
+    def _hear(self, as_of: int) -> None:
+        """Note which ranks every shard has heard of, and how far behind ``as_of``."""
+        self._heard = 0
+        self._lag_us = 0
         for rank in self._owners:
-            lag += as_of - min(marks.get(rank, first) for marks in self._watermarks.values())
-        return lag
+            marks = [marks[rank] for marks in self._watermarks.values() if rank in marks]
+            if len(marks) == len(self._watermarks):
+                self._heard += 1
+                self._lag_us += as_of - min(marks)
 
     def drain(self) -> list[DuplicateWindow]:
         """Rows of the windows that changed since the last drain, or that have closed since."""
@@ -201,7 +204,7 @@ class Merger:
         if not as_of or self._first_us is None:
             return []
         closed = self._closed_before(as_of)
-        self._lag_us = self._lag(as_of)
+        self._hear(as_of)
         rows: list[DuplicateWindow] = []
         for name, tier in self._tiers.items():
             if name == GPU or tier.steps:
@@ -318,6 +321,7 @@ class Merger:
             final=final,
             shards_reported=len(self._watermarks),
             shards=self._shards,
+            ranks=self._heard,
             rank_lag_us=self._lag_us,
             inside_token_us=level.sums[1],
             between_token_us=level.sums[3],

@@ -60,6 +60,7 @@ def duplicate_window(**fields: Any) -> DuplicateWindow:
         "final": True,
         "shards_reported": 4,
         "shards": 4,
+        "ranks": 99,
     }
     zeros = dict.fromkeys((name for name in DuplicateWindow.__struct_fields__ if name not in values), 0)
     return DuplicateWindow(**(zeros | values | fields))

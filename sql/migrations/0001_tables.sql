@@ -138,6 +138,7 @@ CREATE TABLE IF NOT EXISTS duplicate_windows
     `is_final` Bool,
     `shards_reported` Int32,
     `shards` Int32,
+    `ranks` Int32 COMMENT 'ranks that every shard has heard of',
     `rank_lag_us` Int64 COMMENT 'how far the shards were behind the newest as_of in what they had heard of each rank, summed over the ranks' CODEC(ZSTD(1)),
     `inside_token_us` Int64 COMMENT 'extra copies inside instances, tokens x microseconds' CODEC(ZSTD(1)),
     `between_token_us` Int64 COMMENT 'extra copies between instances, tokens x microseconds' CODEC(ZSTD(1)),
