@@ -16,6 +16,7 @@ from typing import cast
 import click
 
 from console.broker import find_bootstrap_servers
+from console.declaration_options import declaration_options
 from producers.forwarder import Forwarder, ForwarderConfig, Outcome
 from producers.identity import MAX_EPOCH, IdentityKey, load_key, load_or_create_key
 from producers.subscription import check_endpoint
@@ -76,27 +77,7 @@ class _Endpoint(click.ParamType):
     help="The rank's replay socket, if the engine has one: with it, what was missed is asked for instead of declared lost.",
 )
 @click.option("--topic", default="", envvar="KVCENSUS_TOPIC", show_envvar=True, help="ZeroMQ topic prefix.  [default: everything]")
-@click.option("--model", envvar="KVCENSUS_MODEL", show_envvar=True, help="Model that is served. Part of every content id.")
-@click.option("--workload", envvar="KVCENSUS_WORKLOAD", show_envvar=True, help="What this rank's traffic is for.")
-@click.option(
-    "--reuse-reporting",
-    type=click.Choice(["none", "labelled", "unlabelled"]),
-    default="unlabelled",
-    show_default=True,
-    envvar="KVCENSUS_REUSE_REPORTING",
-    show_envvar=True,
-    help="Whether the engine announces blocks it reuses as stores: never, with a mark, or perhaps and unmarked (any vLLM).",
-)
-@click.option(
-    "--removals",
-    type=click.Choice(["per_copy", "last_copy"]),
-    default="per_copy",
-    show_default=True,
-    envvar="KVCENSUS_REMOVALS",
-    show_envvar=True,
-    help="Whether the engine publishes a removal for every physical copy of a block (vLLM) or for the last one only.",
-)
-@click.option("--kv-connector", envvar="KVCENSUS_KV_CONNECTOR", show_envvar=True, help="KV connector that the engine uses, if any.")
+@declaration_options
 @click.option(
     "--key-file",
     type=click.Path(path_type=Path, dir_okay=False),
