@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from console.broker import start_broker
 from console.topic_admin import create_topics
-from producers import capture, wire
+from producers import capture
 from producers.forwarder import Forwarder, ForwarderConfig, Outcome
 from producers.identity import ephemeral_key
 from schemas import codec, records, topics
 from schemas.errors import KvcensusError
 from tests.kafka import Kafka
+from tests.secret_forms import secret_forms
 from tests.shared_data import capture_path
 from tests.wire_engine import WireEngine, payload, quiet_port
 
@@ -435,52 +435,6 @@ def test_the_byte_scan_finds_what_it_looks_for() -> None:
     hits = [secret for secret in secret_forms(frames) if secret in plain]
     assert any(secret.isascii() and secret.decode().isprintable() for secret in hits)
     assert len(hits) > 20
-
-
-def secret_forms(frames: list[capture.Frame]) -> Iterator[bytes]:
-    """Runs of four consecutive token ids and every text in extra keys, in each form that bytes could carry them."""
-    runs: set[tuple[int, ...]] = set()
-    texts: set[str] = set()
-    for frame in frames:
-        for event in wire.decode(frame.payload).events:
-            if isinstance(event, wire.Stored):
-                tokens = event.token_ids or []
-                runs.update(tuple(tokens[at : at + 4]) for at in range(0, len(tokens) - 3, 4))
-                texts.update(_texts(event.extra_keys))
-                texts.discard(event.lora_name or "")
-    for run in runs:
-        if len(set(run)) == 1 and run[0] < 256:
-            continue  # four equal small numbers are in any data
-        yield msgspec.msgpack.encode(list(run))[1:]
-        for order in ("little", "big"):
-            for width in (2, 4):
-                if max(run) < 256**width:
-                    yield b"".join(token.to_bytes(width, order) for token in run)  # type: ignore[arg-type]
-        yield ",".join(map(str, run)).encode()
-        yield ", ".join(map(str, run)).encode()
-        yield b"".join(_varint(token) for token in run)
-    for text in texts:
-        yield text.encode()
-        yield text.encode("utf-16-le")
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
-
-
-def _varint(value: int) -> bytes:
-    """As Avro writes a long: zigzag, seven bits a byte."""
-    value <<= 1
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def command(*arguments: str, **environ: str) -> subprocess.Popen[str]:
