@@ -16,6 +16,22 @@ from schemas.errors import KvcensusError
 READ_WORDS = frozenset({"SELECT", "WITH", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS"})
 """First words of the statements that :func:`require_read_only` lets through."""
 
+_OUTSIDE = """
+aigenerate arrowstream azureblobstorage azureblobstoragecluster bigquery catboostevaluate cluster clusterallreplicas cosn deltalake
+deltalakeazure deltalakeazurecluster deltalakecluster deltalakelocal deltalakes3 deltalakes3cluster eval executable file filecluster
+filesystem gcs hdfs hdfscluster hudi hudicluster iceberg icebergazure icebergazurecluster icebergcluster iceberghdfs iceberghdfscluster
+iceberglocal iceberglocalcluster icebergs3 icebergs3cluster input jdbc mongodb mysql odbc oss paimon paimonazure paimonazurecluster
+paimoncluster paimonhdfs paimonhdfscluster paimonlocal paimons3 paimons3cluster postgresql python redis remote remotesecure s3 s3cluster
+sqlite url urlcluster ytsaurus
+"""
+
+OUTSIDE = frozenset(_OUTSIDE.split())
+"""Functions that read files, call other hosts, reach into this process, or run text as SQL; in lower case.
+
+The engine's read-only mode refuses most of them after ``FROM``, but neither after ``DESCRIBE TABLE``, where it also connects and
+waits beyond every time limit while others wait for it, nor the scalar ``file``.
+"""
+
 _TOKEN = re.compile(
     r"""
       (?P<space>\s+)
@@ -82,8 +98,8 @@ def first_word(statement: str) -> str:
 def require_read_only(sql: str) -> str:
     """The one query in ``sql``, without a trailing semicolon.
 
-    Raises :class:`KvcensusError` unless it is a single statement that only reads. The embedded engine writes the file of
-    an ``INTO OUTFILE`` even in its read-only mode, so that clause is refused here.
+    Raises :class:`KvcensusError` unless it is a single statement that only reads, and only from the store (:data:`OUTSIDE`). The
+    embedded engine writes the file of an ``INTO OUTFILE`` even in its read-only mode, so that clause is refused here.
     """
     statements = split(sql)
     if len(statements) != 1:
@@ -94,6 +110,9 @@ def require_read_only(sql: str) -> str:
         raise KvcensusError(f"only queries are allowed here ({', '.join(sorted(READ_WORDS))}), not {first or 'this'}")
     if ("INTO", "OUTFILE") in pairwise(words):
         raise KvcensusError("INTO OUTFILE is not allowed here: use --out, or redirect the output")
+    for name, bracket in pairwise(words):
+        if bracket == "(" and (called := name.strip('"`').lower()) in OUTSIDE:
+            raise KvcensusError(f"{called}() is not allowed here: it reaches outside the store")
     return statements[0]
 
 

@@ -67,6 +67,7 @@ def test_no_text_is_lost_or_made_up(text: str) -> None:
         "EXISTS TABLE t",
         "SELECT 'INTO OUTFILE'",
         "SELECT `into`, `outfile` FROM t",
+        "SELECT 'file(', file, url FROM t WHERE file IN (SELECT 1)",
     ],
 )
 def test_queries_pass(sql: str) -> None:
@@ -87,6 +88,11 @@ def test_queries_pass(sql: str) -> None:
         ("123", "not 1"),
         ("SELECT 1 INTO OUTFILE '/tmp/x'", "INTO OUTFILE"),
         ("SELECT 1 into/* */\noutfile '/tmp/x' FORMAT CSV", "INTO OUTFILE"),
+        ("SELECT file('/etc/passwd')", "outside"),
+        ("SELECT `file` ('/etc/passwd')", "outside"),
+        ("DESCRIBE TABLE s3('http://127.0.0.1:9/bucket/key', 'CSV')", "outside"),
+        ("EXPLAIN SELECT * FROM URL /* */ ('http://127.0.0.1:9', 'CSV')", "outside"),
+        ("SELECT * FROM eval('SELECT 1')", "outside"),
     ],
 )
 def test_changes_do_not(sql: str, why: str) -> None:

@@ -21,6 +21,7 @@ from sql import loopback, store
 from sql.database import Database, StoreError
 from sql.embedded import FolderLocked, ReadHandle
 from sql.loopback import MAX_BODY_BYTES, live_owner, read_store_file
+from sql.statements import OUTSIDE
 
 ROOT = Path(__file__).parents[1]
 
@@ -128,6 +129,22 @@ def test_a_query_changes_nothing_and_leaves_the_database(owner: store.OwnedDatab
         assert status >= 400, sql
         assert reader.query("SELECT count() FROM numbers").rows == [(3,)], sql
         assert not (tmp_path / "written").exists(), sql
+
+
+INSIDE = """
+dictionary format fuzzjson fuzzquery generaterandom generateseries generate_series loop merge mergetreeanalyzeindexes
+mergetreeanalyzeindexesuuid mergetreecodecblockcounts mergetreeindex mergetreeprojection mergetreetextindex null numbers numbers_mt
+primes prometheusquery prometheusqueryrange sqlstandardvalues timeseriesdata timeseriesmetricfamilies timeseriesmetrics
+timeseriessamples timeseriesselector timeseriestags values view viewexplain viewifpermitted zeros zeros_mt
+"""
+"""Table functions of the engine that stay within the store."""
+
+
+def test_the_table_functions_that_reach_outside_are_known(owner: Database) -> None:
+    """A newer engine brings new ones: each belongs into one of the two lists."""
+    functions = {name.lower() for (name,) in owner.query("SELECT name FROM system.table_functions").rows if name}
+    assert not functions - OUTSIDE - set(INSIDE.split())
+    assert not OUTSIDE & set(INSIDE.split())
 
 
 def test_others_cannot_write(reader: Database) -> None:
