@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import click
 
@@ -52,10 +55,20 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point: errors a user can cause are one line on stderr; exit 2 for usage, 1 for failure, 130 for Ctrl-C."""
+    for name in ("stdout", "stderr"):  # closed by the caller: Python then has none at all
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     try:
         code = cli.main(standalone_mode=False)
     except click.exceptions.Abort:
         code = 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = error.exit_code
+    except click.UsageError as error:
+        at = error.ctx.command_path if error.ctx else "kvcensus"
+        click.echo(f"{at}: {' '.join(error.format_message().split())} (see `{at} -h`)", err=True)
+        code = error.exit_code
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -64,6 +77,14 @@ def main() -> None:
         code = 1
     except BrokenPipeError:
         sys.stderr.close()
+        code = 1
+    except OSError as error:
+        if error.filename is not None:  # a file that no command looked after: not the output
+            raise
+        # Standard output is full or closed. Its buffer would fail again when the interpreter flushes it at the end.
+        with suppress(OSError):
+            click.echo(f"kvcensus: cannot write the output: {error.strerror or error}", err=True)
+        sys.stdout = None
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 

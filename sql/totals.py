@@ -93,7 +93,8 @@ class LifeTotals:
 class DuplicateTotals:
     """Extra copies of one scope and tier over the span: sums in copies x microseconds, maxima, and the last row's end.
 
-    ``as_of_us`` is the engine time up to which they are counted, ``ranks`` how many ranks are, ``rank_lag_us`` how far the shards were behind it; ``complete`` says that all shards reported in every row.
+    ``as_of_us`` is the engine time up to which they are counted, ``ranks`` how many ranks are, ``rank_lag_us`` how far the shards were
+    behind it; ``complete`` says that all shards reported in every row.
     """
 
     scope: str

@@ -103,7 +103,7 @@ def _named(captures: Sequence[str]) -> dict[str, Path]:
         if name in named:
             raise click.UsageError(f"two captures are called {name}: tell them apart with NAME=PATH")
         if not Path(path).is_file():
-            raise KvcensusError(f"{path}: no such file")
+            raise KvcensusError(f"{path}: {'not a regular file' if Path(path).exists() else 'no such file'}")
         named[name] = Path(path)
     return named
 
