@@ -240,7 +240,10 @@ class RankCore:
         counters = window.groups if counting else {}
         index = 0
         for op in batch.ops:
-            if op.locality is not None and op.locality.upper() == "REMOTE":  # rule 0: reachable, not held
+            if op.locality is not None and op.locality.upper() == "REMOTE":
+                # Rule 0: reachable, not held; but it may tell what a held block is.
+                if op.kind == "STORE":
+                    self._learn(op)
                 index += len(op.block_ids) // ID_BYTES
             elif op.kind == "STORE":
                 self._store(op, at, counters, seq, index, counting)
@@ -258,15 +261,15 @@ class RankCore:
     # -- stores and ends (rules 1 to 3) ------------------------------------------------------------------------
 
     def _store(self, op: Op, at: int, counters: dict[int, GroupCounters], seq: int, first: int, counting: bool) -> None:
+        mode = self._declaration.reuse_reporting
+        if mode == "labelled" and op.reused:  # rule 3: a marked store changes nothing, but may tell what a block holds
+            self._learn(op)
+            return
         group = op.group_idx or 0
         tier = op.tier or GPU
         blocks = self._groups.get(group)
         if blocks is None:
             blocks = self._groups[group] = {}
-        mode = self._declaration.reuse_reporting
-        if mode == "labelled" and op.reused:  # rule 3: a marked store changes nothing, but may tell what a block holds
-            self._learn(op, group, blocks)
-            return
         if op.spec_kind is not None:
             self._kinds[group] = op.spec_kind
         total = counters.get(group)
@@ -293,7 +296,7 @@ class RankCore:
             if block is None:
                 block = blocks[block_id] = _Block(content, op.block_size)
             elif block.size == 0:
-                block.size = op.block_size
+                self._take_size(group, block, op.block_size)
             if content is not None:
                 if block.content is None:
                     self._become_known(group, block, content)
@@ -343,8 +346,11 @@ class RankCore:
             total.reloaded_blocks += 1
             total.reloaded_tokens += block.size
         else:
-            if block.cause == _NONE and carried is not None:
-                block.stored_at, block.lost_at, block.cause = carried.stored_at, carried.lost_at, carried.cause
+            if carried is not None:
+                if block.cause == _NONE:
+                    block.stored_at, block.lost_at, block.cause = carried.stored_at, carried.lost_at, carried.cause
+                elif carried.cause == _AMBIGUOUS:  # a mark outlives the life, too
+                    block.cause = _AMBIGUOUS
             if block.cause != _NONE:
                 self._recompute(total, group, block, block_id, block.cause, at, seq, index, counting)
         block.cause = _NONE
@@ -508,7 +514,7 @@ class RankCore:
                         total.restarted_tokens += ended * block.size
                     if block.content is not None:
                         cause = _AMBIGUOUS if block.cause == _AMBIGUOUS else _RESTARTED
-                        self._carried[(group, block.content)] = _History(block.stored_at, at, cause)
+                        self._carry(group, block.content, _History(block.stored_at, at, cause))
             self._note_resident(window)
             self._flush_step(at)
             self.watermark_us = at
@@ -537,7 +543,13 @@ class RankCore:
         """Residencies that ended in this life stay known by content."""
         for group, block in self._blocks_of(self._groups):
             if block.cause != _NONE and block.content is not None and not block.gpu and not block.off_gpu():
-                self._carried[(group, block.content)] = _History(block.stored_at, block.lost_at, block.cause)
+                self._carry(group, block.content, _History(block.stored_at, block.lost_at, block.cause))
+
+    def _carry(self, group: int, content: bytes, history: _History) -> None:
+        known = self._carried.get((group, content))
+        if known is not None and known.cause == _AMBIGUOUS:  # that mark stays until the next GPU store, in whichever life
+            history.cause = _AMBIGUOUS
+        self._carried[group, content] = history
 
     def _begin_life(self, life_id: str) -> None:
         if self._life_id:
@@ -565,15 +577,18 @@ class RankCore:
             if is_open:
                 _open(self._held.setdefault(tier, {}), self._touched.setdefault(tier, {}), content, block.size)
 
-    def _learn(self, op: Op, group: int, blocks: dict[bytes, _Block]) -> None:
+    def _learn(self, op: Op) -> None:
         """Take the identities a run carries for blocks already known, and nothing else."""
+        group = op.group_idx or 0
+        blocks = self._groups.get(group, {})
         for start in range(0, len(op.content_ids), ID_BYTES):
             content = op.content_ids[start : start + ID_BYTES]
             if content == NO_ID:
                 continue
             block_id = op.block_ids[start : start + ID_BYTES]
             block = blocks.get(block_id)
-            if block is not None and block.content is None:
+            if block is not None and block.content is None and block.size in (0, op.block_size):
+                self._take_size(group, block, op.block_size)
                 self._become_known(group, block, content)
             self._tell_other_groups(group, block_id, content, op.block_size)
 
@@ -584,8 +599,15 @@ class RankCore:
                 continue
             block = blocks.get(block_id)
             if block is not None and block.content is None and block.size in (0, size):
-                block.size = block.size or size
+                self._take_size(other, block, size)
                 self._become_known(other, block, content)
+
+    def _take_size(self, group: int, block: _Block, size: int) -> None:
+        """A placeholder gave no size; one that is open on the GPU is resident with what is now known."""
+        if block.size == 0 and size:
+            block.size = size
+            if block.gpu:
+                self._resident[group][1] += size
 
     # -- windows and coverage (rule 8) -----------------------------------------------------------------------------
 
