@@ -118,6 +118,12 @@ def _add(levels: dict[Rank, _Counts], rank: Rank, counts: _Counts, sign: int) ->
         have[index] += sign * counts[index]
 
 
+def _any_between(starts: list[int], low: int, high: int) -> bool:
+    """Whether one of the sorted ``starts`` lies in [``low``, ``high``)."""
+    at = bisect_left(starts, low)
+    return at < len(starts) and starts[at] < high
+
+
 class Merger:
     """Duplicate windows of the fleet; ``window_us`` in microseconds, ``shards`` content shards expected."""
 
@@ -129,6 +135,7 @@ class Merger:
         self._taken: dict[int, int] = {}
         self._watermarks: dict[int, dict[Rank, int]] = {}
         self._owners: dict[Rank, tuple[str | None, str | None]] = {}
+        self._marked: list[int] = []
         self._first_us: int | None = None
         self._as_of = 0
         self._heard = 0
@@ -152,8 +159,10 @@ class Merger:
         self._owners[rank] = (message.workload, message.model)
         marks = self._watermarks.setdefault(message.shard, {})
         marks[rank] = max(marks.get(rank, 0), message.watermark_us)
-        if message.watermark_us and self._first_us is None:
-            self._first_us = message.watermark_us
+        if message.watermark_us:
+            self._mark(window_start(message.watermark_us, self._window_us))
+            if self._first_us is None:
+                self._first_us = message.watermark_us
         for step in message.steps:
             tier = self._tiers.get(step.tier)
             if tier is None:
@@ -168,6 +177,12 @@ class Merger:
             tier.add(start, at, (step.instance_id, step.dp_rank), counts)
             if self._first_us is None or at < self._first_us:
                 self._first_us = at
+
+    def _mark(self, window: int) -> None:
+        """Note a window in which some rank's engine time was told."""
+        at = bisect_left(self._marked, window)
+        if at == len(self._marked) or self._marked[at] != window:
+            self._marked.insert(at, window)
 
     def _reached(self) -> int:
         """Engine time that every shard that has reported has heard of; it never goes back."""
@@ -240,23 +255,19 @@ class Merger:
     def _row_length(self, tier: _Tier, start: int, last: int) -> int:
         """Length of the row at ``start``: one window, or a long stretch of windows in which nothing happens.
 
-        A row that was given out once may be cut when late data falls into it, never joined with others: every row
-        that stands in a table is replaced by one that begins at the same instant.
+        A long row lies on a grid of its own length, and no rank's engine time was ever told to lie inside it. So how time
+        is cut into rows hangs on what is known and not on when it was drained: a merger that reads all of it again gives rows that
+        begin where those that stand in a table begin, and late data only ever cuts a row, whose start remains one.
         """
-        if start in tier.steps:
-            return self._window_us
-        at = bisect_left(tier.busy, start)
-        until = min(tier.busy[at] if at < len(tier.busy) else last, last)
-        nth = bisect_right(tier.rows, start)
-        if nth < len(tier.rows):
-            until = min(until, tier.rows[nth])
-        known = tier.lengths.get(start)
-        if known is not None:
-            until = min(until, start + known)
         long = LONG_STRETCH_WINDOWS * self._window_us
-        if until - start > long or (known is not None and known > self._window_us):
-            return max(min(until - start, long), self._window_us)
-        return self._window_us
+        if (
+            start % long
+            or start + long > last
+            or _any_between(tier.busy, start, start + long)
+            or _any_between(self._marked, start, start + long)
+        ):
+            return self._window_us
+        return long
 
     def _scopes_of(self, rank: Rank) -> tuple[Scope, ...]:
         workload, model = self._owners.get(rank, (None, None))

@@ -11,8 +11,9 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.records import DuplicateWindow, ResidencyChanges, ResidencyStep
+from schemas.records import DuplicateStep, DuplicateSteps, DuplicateWindow, ResidencyChanges, ResidencyStep
 from streams import duplication
+from streams import merger as merger_module
 from streams.duplication import ShardCore
 from streams.merger import Merger
 
@@ -221,3 +222,31 @@ def test_final_windows_do_not_depend_on_the_order(history: dict[Rank, list[tuple
     one, two = figures(run(history, seed, 2)), figures(run(history, other, 2))
     for key in one.keys() & two.keys():
         assert one[key] == two[key]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), st.booleans()), min_size=1, max_size=25), st.integers(0, 2**32))
+def test_a_merger_that_reads_all_again_replaces_the_rows_that_stand(told: list[tuple[int, bool]], seed: int) -> None:
+    """A worker that starts anew gives out its rows at other moments: with those that stand, time is still covered once."""
+    rng = random.Random(seed)
+    times = [(window + 1) * WINDOW_US for window, _ in told]
+    answers = [
+        DuplicateSteps(0, 1, number, "a", 0, None, None, at_us, [DuplicateStep(at_us, "GPU", "a", 0, 1, 16, 0, 0)] if steps else [])
+        for number, (at_us, (_, steps)) in enumerate(zip(times, told, strict=True))
+    ]
+    standing: dict[int, DuplicateWindow] = {}
+    with patch.object(merger_module, "LONG_STRETCH_WINDOWS", 4):
+        for _ in range(3):
+            merger = Merger(window_us=WINDOW_US, shards=1)
+            often = rng.choice((0.0, 0.3, 1.0))
+            for number, answer in enumerate(answers):
+                merger.apply(answer, number)
+                if rng.random() < often or number == len(answers) - 1:
+                    for row in merger.drain():
+                        if row.scope == "fleet" and row.version > getattr(standing.get(row.window_start_us), "version", -1):
+                            standing[row.window_start_us] = row
+    rows = [row for _, row in sorted(standing.items())]
+    for before, after in pairwise(rows):
+        assert before.window_start_us + before.window_us == after.window_start_us
+    end_us = max(answer.watermark_us for answer in answers)
+    assert sum(row.inside_block_us for row in rows) == sum(end_us - step.at_us for answer in answers for step in answer.steps)
