@@ -111,7 +111,7 @@ class RankStream:
             self.counters.duplicates += 1
             return []
         if verdict == "stray":
-            return [self._refuse(max(0, min(seq, _MAX_SEQ)), payload, note, observed_at_ms)]
+            return [self._refuse(seq if 0 <= seq < _MAX_SEQ else _MAX_SEQ, payload, note, observed_at_ms)]
         messages = []
         if verdict == "restart":
             assert batch is not None

@@ -68,6 +68,7 @@ REASONS = {
     "restarted": "the engine restarted",
     "shards_missing": "not all content shards have reported",
     "single_holder": "fewer than two ranks held comparable content: zero was not measured",
+    "undeclared_gap": "batches are missing that no forwarder declared lost",
     "unlabelled": "stores cannot be told from announcements of reuse",
     "warmup": "the cache already held content when observation began",
 }
@@ -265,7 +266,21 @@ def _reasons(lives: Sequence[LifeTotals], span: Span) -> set[str]:
     return reasons
 
 
-_SPOILS_EXACTNESS = {"coverage", "unlabelled", "identity", "ambiguous_reload", "warmup", "kv_connector", "key_change"}
+_SPOILS_EXACTNESS = {
+    "ambiguous_reload",
+    "clock_jump",
+    "coverage",
+    "identity",
+    "key_change",
+    "kv_connector",
+    "lost",
+    "reattached",
+    "refused",
+    "undeclared_gap",
+    "unlabelled",
+    "warmup",
+}
+"""Among them what may have happened outside any stretch of time: a batch lost between two of one instant, or after the last."""
 
 
 def _register(reasons: set[str], *, measured: bool) -> Register:

@@ -33,6 +33,9 @@ SEMANTICS_VERSION = 1
 LONGEST_OBSERVED_US = 400 * 24 * 3_600 * 1_000_000
 """A step of engine time longer than this between two batches is a clock that jumped, not a stretch that was observed."""
 
+NO_SEQ = 2**63 - 1
+"""Stands on the refusal of a message whose number no batch can have."""
+
 GPU = "GPU"
 
 # Causes of an ended residency, as small integers inside the core.
@@ -80,6 +83,7 @@ class _Window:
     start: int
     length: int
     life_id: str
+    declared: Declaration
     warmup: bool = False
     changed_at: int = 0
     observed_us: int = 0
@@ -126,6 +130,7 @@ class RankCore:
         self._muted_until_us = -1
         self._pending_reasons: set[str] = set()
         self._pending_lost = 0
+        self._pending_refused = 0
         self._groups: dict[int, dict[bytes, _Block]] = {}
         self._kinds: dict[int, str] = {}
         self._gpu_groups: set[int] = set()
@@ -167,10 +172,7 @@ class RankCore:
         elif message.loss is not None:
             self._lose(message.loss)
         elif message.refusal is not None:
-            if self._is_duplicate(message.seq):
-                return
-            self._break("refused", message.at_us).refused_batches += 1
-            self._next_seq = message.seq + 1
+            self._refuse(message.seq)
         elif message.batch is not None:
             self._batch(message)
 
@@ -184,25 +186,42 @@ class RankCore:
         if self.watermark_us:
             self._touch(self.watermark_us).duplicate_batches += 1
 
-    def _break(self, reason: str, at_us: int) -> _Window:
-        """The stream is not contiguous here: note why, and give the row in which it shows."""
+    def _break(self, reason: str, *, lost: int = 0, refused: int = 0) -> None:
+        """The stream is not contiguous here: note why, in the row of the newest batch or else in that of the next."""
         self._contiguous = False
         self._pending_reasons.add(reason)
-        window = self._touch(at_us or self.watermark_us)
+        if not self.watermark_us:
+            self._pending_lost += lost
+            self._pending_refused += refused
+            return
+        window = self._touch(self.watermark_us)
         window.reasons.add(reason)
-        return window
+        window.lost_batches += lost
+        window.refused_batches += refused
 
     def _lose(self, loss: Loss) -> None:
         first = loss.first_seq if self._next_seq is None else max(loss.first_seq, self._next_seq)
         if loss.last_seq < first:
             return
         self._next_seq = loss.last_seq + 1
-        if self.watermark_us:
-            self._break("lost", 0).lost_batches += loss.last_seq - first + 1
-        else:
-            self._contiguous = False
-            self._pending_reasons.add("lost")
-            self._pending_lost += loss.last_seq - first + 1
+        self._break("lost", lost=loss.last_seq - first + 1)
+
+    def _refuse(self, seq: int) -> None:
+        if seq < NO_SEQ:
+            if self._is_duplicate(seq):
+                return
+            self._advance(seq)
+        self._break("refused", refused=1)
+
+    def _advance(self, seq: int) -> None:
+        """The stream goes on with ``seq``, which is not behind; what lies between and was not declared is lost all the same."""
+        if self._next_seq is None:
+            self._warmup = seq > 0
+            if self._warmup:
+                self._pending_reasons.add("late_attach")
+        elif seq > self._next_seq:
+            self._break("undeclared_gap", lost=seq - self._next_seq)
+        self._next_seq = seq + 1
 
     def _batch(self, message: RankMessage) -> None:
         batch = message.batch
@@ -210,13 +229,7 @@ class RankCore:
         seq = message.seq
         if self._is_duplicate(seq):
             return
-        if self._next_seq is None:
-            self._warmup = seq > 0
-            if self._warmup:
-                self._pending_reasons.add("late_attach")
-        elif seq > self._next_seq:  # a gap that nobody declared
-            self._break("undeclared_gap", 0).lost_batches += seq - self._next_seq
-        self._next_seq = seq + 1
+        self._advance(seq)
         counting = message.at_us > self._muted_until_us
         # Events apply in the engine's order; where its clock stepped back, they take the newest time it has shown.
         at = max(message.at_us, self.watermark_us)
@@ -231,13 +244,16 @@ class RankCore:
             window.first_batch_us = min(window.first_batch_us or at, at)
             window.last_batch_us = max(window.last_batch_us, at)
         window.lost_batches += self._pending_lost
-        self._pending_lost = 0
+        window.refused_batches += self._pending_refused
+        self._pending_lost = self._pending_refused = 0
         window.reasons |= self._pending_reasons
         self._pending_reasons.clear()
         self._contiguous = True
         self.watermark_us = at
-        # A muted batch repeats what an earlier attachment already counted: it changes state, not figures.
+        # A muted batch repeats what an earlier attachment already counted: it changes state, not figures. What it tells of
+        # is as old as it says; only the fleet hears of it now.
         counters = window.groups if counting else {}
+        happened = at if counting else message.at_us
         index = 0
         for op in batch.ops:
             if op.locality is not None and op.locality.upper() == "REMOTE":
@@ -246,13 +262,13 @@ class RankCore:
                     self._learn(op)
                 index += len(op.block_ids) // ID_BYTES
             elif op.kind == "STORE":
-                self._store(op, at, counters, seq, index, counting)
+                self._store(op, happened, counters, seq, index, counting)
                 index += len(op.block_ids) // ID_BYTES
             elif op.kind == "REMOVE":
-                self._remove(op, at, counters)
+                self._remove(op, happened, counters)
                 index += len(op.block_ids) // ID_BYTES
             else:
-                self._clear(op, at, counters)
+                self._clear(op, happened, counters)
                 index += 1
         self._note_resident(window)
         self._flush_step(at)
@@ -618,8 +634,9 @@ class RankCore:
         key = (life, start)
         window = self._windows.get(key)
         if window is None:
-            window = self._windows[key] = _Window(start, length or self._window_us, life)
+            window = self._windows[key] = _Window(start, length or self._window_us, life, self._declaration)
         window.changed_at = self.offset
+        window.declared = self._declaration
         window.warmup = self._warmup
         self._dirty[key] = None
         return window
@@ -702,7 +719,7 @@ class RankCore:
         return self.watermark_us >= window.start + window.length
 
     def _row(self, key: tuple[str, int], window: _Window) -> RankWindow:
-        declared = self._declaration
+        declared = window.declared
         final = self._is_past(window)
         if final:  # engine time of a rank never goes back, so nothing can touch this row again
             self._provisional.pop(key, None)
