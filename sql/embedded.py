@@ -6,6 +6,7 @@ import fcntl
 import importlib
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -105,15 +106,25 @@ class _Handle:
                 client.close()
 
 
+READERS = 3
+"""Queries of others that run at the same time: a long one does not hold up the rest."""
+
+READER_PATIENCE_S = 30.0
+"""How long a query waits for its turn."""
+
+CLOSE_PATIENCE_S = 5.0
+
+
 class ReadHandle:
-    """Raw access for the loopback server: one read-only statement in, bytes of its FORMAT out."""
+    """Raw access for the loopback server: one read-only statement in, bytes of its FORMAT out. Up to :data:`READERS` at a time."""
 
     def __init__(self, folder: Path, database: str) -> None:
         self._path = os.path.realpath(folder)
         self._database = database
+        self._turns = threading.BoundedSemaphore(READERS)
         self._lock = threading.Lock()
+        self._idle: list[Any] = [self._open()]
         self._closed = False
-        self._connection = self._open()
 
     def _open(self) -> Any:
         chdb: Any = importlib.import_module("chdb")  # the engine itself, half a gigabyte: not for those who only ask an owner
@@ -126,23 +137,35 @@ class ReadHandle:
     def run(self, sql: str, parameters: Mapping[str, str]) -> bytes:
         """Result of ``sql``, which must be one read-only statement; parameters as ClickHouse's HTTP interface takes them."""
         require_read_only(sql)
-        with self._lock:
-            if self._closed:
-                raise StoreError("the store has been closed")
+        if not self._turns.acquire(timeout=READER_PATIENCE_S):
+            raise StoreError(f"{READERS} long queries are running already: try again later")
+        try:
+            with self._lock:
+                if self._closed:
+                    raise StoreError("the store has been closed")
+                connection = self._idle.pop() if self._idle else self._open()
             try:
-                return self._connection.query(sql, "TabSeparated", params=dict(parameters)).bytes() or b""
+                result = connection.query(sql, "TabSeparated", params=dict(parameters)).bytes() or b""
             except Exception as error:
-                failed, self._connection = self._connection, self._open()
-                with suppress(Exception):
-                    failed.close()
+                with suppress(Exception):  # what failed once is not used again: see _Handle
+                    connection.close()
                 raise store_error(error, "query", self._path) from error
+            self._idle.append(connection)
+            return bytes(result)
+        finally:
+            self._turns.release()
 
     def close(self) -> None:
-        """Let go of the engine. Twice is once."""
+        """Let go of the engine; what still runs after :data:`CLOSE_PATIENCE_S` is left to the end of the process. Twice is once."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._connection.close()
+            if self._closed:
+                return
+            self._closed = True
+        deadline = time.monotonic() + CLOSE_PATIENCE_S
+        for _ in range(READERS):
+            self._turns.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        for connection in self._idle:
+            connection.close()
 
 
 class EmbeddedDatabase(Database):
@@ -154,7 +177,10 @@ class EmbeddedDatabase(Database):
         self.place = str(folder)
         self.name = database
         self._real = os.path.realpath(folder)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise StoreError(f"cannot make the folder {folder}: {error.strerror}; name another with --data-dir") from error
         holder = holder_of(folder)
         if holder is not None:
             who = f"process {holder}" if holder else "another process"

@@ -14,6 +14,7 @@ import pyarrow as pa
 import urllib3
 from clickhouse_connect.driver.client import Client
 from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.httpclient import HttpClient
 
 from schemas.errors import KvcensusError
 from sql.database import DATABASE, Database, QueryResult, StoreError, StoreUnavailable, store_error
@@ -30,6 +31,9 @@ LOCK_PATIENCE_S = 5.0
 """How long to wait for a folder that another process has open: it may be about to answer, or to close."""
 
 _LOCK_POLL_S = 0.1
+
+HANDSHAKE_S, QUERY_S = 15, 300
+"""How long a ClickHouse server may be silent: at the first question, and later."""
 
 
 def store_folder(data_dir: Path) -> Path:
@@ -232,8 +236,11 @@ def _server(url: str) -> Database:
             dsn=urlunsplit((parts.scheme, parts.netloc, "", parts.query, "")),
             interface=parts.scheme,
             autogenerate_session_id=False,
+            send_receive_timeout=HANDSHAKE_S,
             tz_mode="aware",
         )
+        if isinstance(client, HttpClient):
+            client.timeout = urllib3.Timeout(connect=HANDSHAKE_S, read=QUERY_S)
     except (ClickHouseError, OSError, ValueError, TypeError) as error:
         raise store_error(error, "connecting to ClickHouse", place) from error
     client.database = database  # only now: the handshake must work before the database exists

@@ -20,7 +20,17 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nope"], ["report"], ["report", "--nope"], ["show", "nothing"], ["demo", "--json"], ["topics", "x"]]
+    "arguments",
+    [
+        ["nope"],
+        ["report"],
+        ["report", "--nope"],
+        ["show", "nothing"],
+        ["demo", "--json"],
+        ["topics", "x"],
+        ["worker", "--window", "nan"],
+        ["simulate", "--synthetic", "--ranks", "1000000000"],
+    ],
 )
 def test_a_mistake_in_the_command_line_is_one_line(arguments: list[str]) -> None:
     done = kvcensus(*arguments)

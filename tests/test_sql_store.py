@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -145,6 +146,17 @@ def test_the_table_functions_that_reach_outside_are_known(owner: Database) -> No
     functions = {name.lower() for (name,) in owner.query("SELECT name FROM system.table_functions").rows if name}
     assert not functions - OUTSIDE - set(INSIDE.split())
     assert not OUTSIDE & set(INSIDE.split())
+
+
+def test_a_long_query_does_not_hold_up_the_others(owner: store.OwnedDatabase, reader: Database, tmp_path: Path) -> None:
+    slow = threading.Thread(target=reader.query, args=("SELECT sleep(3)",))
+    with store.connect(None, tmp_path) as other:
+        slow.start()
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert other.query("SELECT count() FROM numbers").rows == [(3,)]
+        assert time.monotonic() - began < 2
+        slow.join()
 
 
 def test_others_cannot_write(reader: Database) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 
 import click
 
+from console.number_options import FiniteRange
 from schemas import environment
 from schemas.errors import KvcensusError
 
@@ -19,7 +20,7 @@ _SHORTEST, _LONGEST = 15.0, 3_600.0
 @click.option("--json", "as_json", is_flag=True, help="With --once: print one JSON document with the figures, and nothing else.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(_SHORTEST, _LONGEST),
+    type=FiniteRange(_SHORTEST, _LONGEST),
     default=20.0,
     show_default=True,
     help="With --once: engine time to run. Less than 15 s would not show every cause.",

@@ -17,6 +17,7 @@ import click
 
 from console.broker import find_bootstrap_servers
 from console.declaration_options import declaration_options
+from console.number_options import FiniteRange
 from producers.forwarder import Forwarder, ForwarderConfig, Outcome
 from producers.identity import MAX_EPOCH, IdentityKey, load_key, load_or_create_key
 from producers.subscription import check_endpoint
@@ -29,7 +30,7 @@ LIVE_PORT = 5557
 
 KEY_NAME = "identity.key"
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_SECONDS = FiniteRange(min=0, min_open=True)
 
 
 class _Endpoint(click.ParamType):

@@ -18,6 +18,7 @@ from typing import Any, cast
 import click
 from click.core import ParameterSource
 
+from console.number_options import FiniteRange
 from producers.simulate import fleet, presets, recording
 from producers.simulate.encode import WIRES, Wire
 from producers.simulate.engine import EngineSpec, HashSeed
@@ -35,6 +36,9 @@ TRACE_DRAIN_S = 120.0
 
 _SYNTHETIC_POOL, _TRACE_POOL = 512, 8_285
 _FAST = "max"
+
+_MOST_RANKS = 4_096
+"""Each rank has two sockets, and its whole workload in memory."""
 
 
 @dataclass(frozen=True)
@@ -145,19 +149,19 @@ _DECLARATIONS = (
     click.option("--topic", help="Topic frame. Default: the capture's own, else kv-events."),
 )
 _FLEET = (
-    click.option("--instances", type=click.IntRange(1), help="Instances of the fleet.  [default: 3]"),
-    click.option("--dp-size", type=click.IntRange(1), default=1, show_default=True, help="Data-parallel ranks of each instance."),
-    click.option("--ranks", type=click.IntRange(1), help="Ranks in all, instead of --instances: a multiple of --dp-size."),
+    click.option("--instances", type=click.IntRange(1, _MOST_RANKS), help="Instances of the fleet.  [default: 3]"),
+    click.option("--dp-size", type=click.IntRange(1, _MOST_RANKS), default=1, show_default=True, help="Ranks of each instance."),
+    click.option("--ranks", type=click.IntRange(1, _MOST_RANKS), help="Ranks in all, instead of --instances: a multiple of --dp-size."),
     click.option("--pool-blocks", type=click.IntRange(1), help="KV blocks of each rank.  [default: 512; with --trace 8285]"),
     click.option("--block-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens per block."),
     click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--duration", type=click.FloatRange(min=0, min_open=True), help="Seconds of engine time.  [default: 60]"),
+    click.option("--duration", type=FiniteRange(min=0, min_open=True), help="Seconds of engine time.  [default: 60]"),
     click.option(
-        "--rate", type=click.FloatRange(min=0, min_open=True), default=6.0, show_default=True, help="Sessions per second, whole fleet."
+        "--rate", type=FiniteRange(min=0, min_open=True), default=6.0, show_default=True, help="Sessions per second, whole fleet."
     ),
     click.option("--routing", type=click.Choice(["round-robin", "random", "prefix"]), default="round-robin", show_default=True),
-    click.option("--flush-every", type=click.FloatRange(min=0, min_open=True), help="Every so many seconds one instance's cache is reset."),
-    click.option("--restart-every", type=click.FloatRange(min=0, min_open=True), help="Every so many seconds one instance restarts."),
+    click.option("--flush-every", type=FiniteRange(min=0, min_open=True), help="Every so many seconds one instance's cache is reset."),
+    click.option("--restart-every", type=FiniteRange(min=0, min_open=True), help="Every so many seconds one instance restarts."),
     click.option("--salts", type=click.IntRange(0), default=0, show_default=True, help="Cache salts in use."),
     click.option("--adapters", type=click.IntRange(0), default=0, show_default=True, help="LoRA adapters in use."),
     click.option(
@@ -173,9 +177,9 @@ _FLEET = (
     ),
     click.option("--limit", type=click.IntRange(1), help="At most so many requests of the trace."),
     click.option(
-        "--from", "from_s", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Start of the trace's window, in seconds."
+        "--from", "from_s", type=FiniteRange(min=0), default=0.0, show_default=True, help="Start of the trace's window, in seconds."
     ),
-    click.option("--until", "until_s", type=click.FloatRange(min=0), help="End of the trace's window, in seconds."),
+    click.option("--until", "until_s", type=FiniteRange(min=0), help="End of the trace's window, in seconds."),
 )
 _SERVING = (
     click.option("--speed", type=_Speed(), default="1", show_default=True, metavar="FACTOR|max", help="Engine seconds per second."),
@@ -189,8 +193,8 @@ _SERVING = (
     click.option(
         "--wait-subscribers", type=click.IntRange(0), default=0, show_default=True, help="Subscribers each rank waits for before it starts."
     ),
-    click.option("--wait-timeout", type=click.FloatRange(min=0), help="Start without them after so many seconds."),
-    click.option("--linger", type=click.FloatRange(min=0), help="Answer replay for so many seconds after the end. Default: until Ctrl-C."),
+    click.option("--wait-timeout", type=FiniteRange(min=0), help="Start without them after so many seconds."),
+    click.option("--linger", type=FiniteRange(min=0), help="Answer replay for so many seconds after the end. Default: until Ctrl-C."),
     click.option("--rebind", is_flag=True, help="Close and reopen the sockets when an engine restarts."),
     click.option(
         "--replay-layout", type=click.Choice(["topic", "bare"]), default="topic", show_default=True, help="As vLLM from 0.26 on, or before."

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from console.broker import find_bootstrap_servers
+from console.number_options import FiniteRange
 from schemas import environment
 from streams import settings as worker_settings
 
@@ -39,7 +40,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--window",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     envvar=environment.WINDOW_SECONDS,
     default=float(environment.DEFAULT_WINDOW_SECONDS),
     show_default=True,
@@ -48,7 +49,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--flush-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     envvar=worker_settings.FLUSH_SECONDS,
     default=worker_settings.DEFAULT_FLUSH_SECONDS,
     show_default=True,
