@@ -68,6 +68,9 @@ def _read(
     """The totals, and a sentence if there are none."""
     empty = Totals(settle_span(since_us, until_us, None, None), (since_us, until_us), None, [], [], [], by)
     if not store.exists(clickhouse_url, data_dir):
+        left = data_dir / "demo"
+        if store.exists(None, left):
+            return empty, f"No figures here: nothing runs on {data_dir}. Those of the last demo: --data-dir {left}"
         return empty, f"No figures yet: there is no store in {data_dir}. Start `kvcensus demo` or a worker, or name one with --data-dir."
     with store.connect(clickhouse_url, data_dir) as database:
         try:
