@@ -333,9 +333,7 @@ class DuplicateWindow(msgspec.Struct, gc=False):
     between_blocks_end: int
 
 
-Record = (
-    RankMessage | Lifecycle | ResidencyChanges | DuplicateSteps | RankWindow | Recompute | DuplicateWindow
-)
+Record = RankMessage | Lifecycle | ResidencyChanges | DuplicateSteps | RankWindow | Recompute | DuplicateWindow
 
 
 def rank_key(instance_id: str, dp_rank: int) -> str:
