@@ -27,7 +27,7 @@ def secret_forms(frames: list[capture.Frame]) -> Iterator[bytes]:
         for order in ("little", "big"):
             for width in (2, 4):
                 if max(run) < 256**width:
-                    yield b"".join(token.to_bytes(width, order) for token in run)  # type: ignore[arg-type]
+                    yield b"".join(token.to_bytes(width, order) for token in run)
         yield ",".join(map(str, run)).encode()
         yield ", ".join(map(str, run)).encode()
         yield b"".join(_varint(token) for token in run)

@@ -84,7 +84,7 @@ def read_topics(servers: str, enough: Callable[[Topics], bool]) -> Topics:
             assert time.monotonic() < deadline, f"{len(found.raw)} messages: {found.seqs()}"
             message = consumer.poll(0.2)
             if message is not None and message.error() is None:
-                found.raw.append(Raw(message.topic(), message.partition(), message.key(), message.value()))
+                found.raw.append(Raw(message.topic() or "", message.partition() or 0, message.key() or b"", message.value() or b""))
     finally:
         consumer.close()
     return found
