@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import faust
 from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust.app.base import BootStrategy
 from faust.types import TP, StreamT, TopicT
+from mode.utils.objects import cached_property
+from mode.utils.queues import FlowControlEvent
 
 from schemas.errors import KvcensusError
 from schemas.records import DuplicateWindow, RankWindow
@@ -19,6 +21,8 @@ from streams.agents.fleet import FleetAgent
 from streams.agents.holder import HolderAgent
 from streams.agents.merger import MergerAgent
 from streams.faust_table import BUFFER_MESSAGES, PlacedTable
+from streams.positions import Place
+from streams.probe import Probe
 from streams.settings import WorkerSettings, faust_config, untranslated
 from streams.sink import SinkService
 from streams.startup import Layout, find_layout
@@ -28,6 +32,9 @@ from streams.watchdog import Source, Watchdog
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Upper bound of what is handed to the producer: the broker's own limit is the one that counts."""
 
+MEND_SECONDS = 0.5
+"""Between two attempts to read what was skipped."""
+
 LAST_FLUSH_SECONDS = 3.0
 """How long a worker that was told to stop tries to give out what it has."""
 
@@ -36,6 +43,19 @@ class _WithoutWeb(BootStrategy):
     """Starts no web server: the worker opens nothing inbound, whatever ``faust worker`` was told."""
 
     enable_web = False
+
+
+class _FlowControl(FlowControlEvent):
+    """Flow control that, opened twice, keeps what came in between.
+
+    After reading changelogs Faust opens the flow for its source topics and, some round trips later, opens it again, which empties
+    the agents' buffers; messages that had arrived meanwhile would be gone, with no acknowledged offset to return to.
+    """
+
+    def resume(self) -> None:
+        """Open the flow; the buffers are emptied only if it was closed."""
+        if not self.is_active():
+            super().resume()
 
 
 class CensusApp(faust.App):
@@ -48,6 +68,7 @@ class CensusApp(faust.App):
         self.layout: Layout | None = None
         self.failure: BaseException | None = None
         self.failing = asyncio.Event()
+        self._skipped = asyncio.Event()
         super().__init__(
             settings.group,
             **faust_config(settings),
@@ -61,6 +82,8 @@ class CensusApp(faust.App):
             consumer_auto_offset_reset="earliest",
             stream_wait_empty=False,
             stream_recovery_delay=0.0,
+            # Compares what was read of a changelog with the end the broker tells, which embedded brokers tell too low.
+            recovery_consistency_check=False,
             producer_acks=-1,
             producer_max_request_size=MAX_MESSAGE_BYTES,
             worker_redirect_stdouts=False,
@@ -100,10 +123,15 @@ class CensusApp(faust.App):
             residency=topics[RESIDENCY.name],
             ledger=rank_ledger,
             places=places,
+            skipped=self._skipped,
         )
-        fleet = FleetAgent(shards=self._shards, duplicate_steps=topics[DUPLICATE_STEPS.name])
+        fleet = FleetAgent(shards=self._shards, duplicate_steps=topics[DUPLICATE_STEPS.name], skipped=self._skipped)
         merger = MergerAgent(
-            window_us=base_us, shards=self._shards, duplicate_windows=topics[DUPLICATE_WINDOWS.name], ledger=duplicate_ledger
+            window_us=base_us,
+            shards=self._shards,
+            duplicate_windows=topics[DUPLICATE_WINDOWS.name],
+            ledger=duplicate_ledger,
+            skipped=self._skipped,
         )
         for agent in (holder, fleet, merger):
             self.agent(topics[agent.topic.name], name=agent.name)(self._guarded(agent))
@@ -111,6 +139,7 @@ class CensusApp(faust.App):
         self.on_rebalance_complete.connect(self._go_on)
         self.on_before_shutdown.connect(self._last_flush)
         self.task(self._keep_flushing)
+        self.task(self._keep_mending)
         return holder, fleet, merger
 
     def _raw_topic(self, topic: Topic) -> TopicT:
@@ -191,14 +220,61 @@ class CensusApp(faust.App):
             agent.hold({tp.partition for tp in assigned if tp.topic == agent.topic.name})
         log.info("holds %s", ", ".join(f"{agent.topic.name} {agent.positions}" for agent in self.counting))
 
+    @cached_property
+    def flow_control(self) -> FlowControlEvent:
+        """Gate of the agents' buffers."""
+        return _FlowControl()
+
     async def _go_on(self, *_: Any, **__: Any) -> None:
-        """Partitions that stayed here go on where they were; Faust would read them again from the start, for nothing."""
-        held = {TP(topic, partition): offset for agent in self.counting for (topic, partition), offset in agent.positions.started().items()}
-        if held:
+        """Everything is paused, changelogs were read: begin each partition where its agent stands.
+
+        Faust would go on wherever the client is: at the start, for partitions that stayed here, and behind messages that it fetched
+        and dropped while the partitions moved, since it counts on acknowledged offsets to return to.
+        """
+        places = {place: offset for agent in self.counting for place, offset in agent.positions.all().items()}
+        if not places:
+            return
+        try:
+            starts = await self.consumer.earliest_offsets(*(TP(*place) for place in places))
+            for agent in self.counting:
+                for tp, start in starts.items():
+                    if tp.topic == agent.topic.name and start:
+                        agent.positions.starts_at(tp.partition, start)
+                        places[tp.topic, tp.partition] = max(start, places[tp.topic, tp.partition])
+        except (KafkaError, TimeoutError) as error:
+            log.debug("start of the partitions not known: %s", error)
+        await self._seek(places)
+
+    async def _seek(self, places: Mapping[Place, int]) -> None:
+        if places:
             try:
-                await self.consumer.seek_wait(held)
-            except (KafkaError, TimeoutError) as error:  # another rebalance is under way; reading again does no harm
+                await self.consumer.seek_wait({TP(*place): offset for place, offset in places.items()})
+            except (KafkaError, TimeoutError) as error:  # another rebalance is under way; it positions everything anew
                 log.debug("positions not restored: %s", error)
+
+    async def _keep_mending(self) -> None:
+        """Have messages that Faust skipped read after all, until they were: a clearing of its buffers may overtake the reading again."""
+        probe = await asyncio.to_thread(Probe, self.settings)
+        try:
+            while not self.should_stop:
+                await self.wait_first(self._skipped.wait())
+                self._skipped.clear()
+                if not self.should_stop and not self.rebalancing:
+                    await self._mend(probe)
+                await self.sleep(MEND_SECONDS)
+        finally:
+            await asyncio.to_thread(probe.close)
+
+    async def _mend(self, probe: Probe) -> None:
+        for agent in self.counting:
+            for place, expected in agent.positions.holes().items():
+                first = await asyncio.to_thread(probe.first, place, expected)
+                if first is not None and agent.positions.holes().get(place) == expected:
+                    log.debug("reading %s[%d] again from offset %d, behind which messages were skipped", *place, first)
+                    agent.positions.starts_at(place[1], first)
+                    await self._seek({place: first})
+            if agent.positions.holes():
+                self._skipped.set()
 
     # -- watchdog -----------------------------------------------------------------------------------------------
 

@@ -2,20 +2,25 @@
 
 Block-level state lives in memory and is built again by reading from the earliest offset, so these positions are never
 committed. They tell redeliveries from news, tell where to go on in a partition that stays with this worker through a
-rebalance, and show progress to the watchdog.
+rebalance, show progress to the watchdog, and refuse to go on behind a hole: around a rebalance Faust clears buffers that
+may hold messages it will not fetch again (with acknowledged offsets it would; here there are none to return to).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+Place = tuple[str, int]
+"""Topic and partition."""
+
 
 class Positions:
-    """Partitions of one topic held by this worker, and the next offset of each that has not been taken."""
+    """Partitions of one topic held by this worker, and the next offset expected of each."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self._next: dict[int, int] = {}
+        self._holes: dict[int, int] = {}
 
     def hold(self, partitions: Iterable[int]) -> set[int]:
         """From now on exactly ``partitions`` are held; gives those that were and no longer are. Positions of the rest are kept."""
@@ -25,22 +30,33 @@ class Positions:
             del self._next[partition]
         for partition in now:
             self._next.setdefault(partition, 0)
+        self._holes.clear()
         return lost
 
     def take(self, partition: int, offset: int) -> bool:
-        """Whether the message is ours and new; then the position moves past it."""
-        if offset < self._next.get(partition, offset + 1):
+        """Whether the message is ours and the next one; then the position moves past it. One too far on is a hole: see :meth:`holes`."""
+        expected = self._next.get(partition)
+        if expected is None or offset < expected:
+            return False
+        if offset > expected:
+            self._holes[partition] = offset
             return False
         self._next[partition] = offset + 1
+        self._holes.pop(partition, None)
         return True
 
-    def all(self) -> dict[tuple[str, int], int]:
-        """(topic, partition) to next offset, for every held partition. May be called from any thread."""
-        return {(self.topic, partition): offset for partition, offset in self._next.copy().items()}
+    def holes(self) -> dict[Place, int]:
+        """Places where a message came too early, and the offset expected there. Reading has to begin there again."""
+        return {(self.topic, partition): self._next[partition] for partition in self._holes}
 
-    def started(self) -> dict[tuple[str, int], int]:
-        """The same for partitions of which something was taken."""
-        return {key: offset for key, offset in self.all().items() if offset}
+    def starts_at(self, partition: int, offset: int) -> None:
+        """Nothing lies between the offset expected and ``offset``, says the broker (retention, a transaction's marker): expect that one."""
+        if partition in self._next:
+            self._next[partition] = max(self._next[partition], offset)
+
+    def all(self) -> dict[Place, int]:
+        """Every held place and the next offset there. May be called from any thread."""
+        return {(self.topic, partition): offset for partition, offset in self._next.copy().items()}
 
     def __str__(self) -> str:
         """The held partitions, for people."""

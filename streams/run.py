@@ -50,6 +50,7 @@ async def _serve(app: CensusApp) -> None:
     starting = asyncio.ensure_future(app.start())
     ended = [asyncio.ensure_future(wait) for wait in (told.wait(), app.failing.wait(), _until_it_ends(app, starting))]
     await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+    ended[-1].cancel()  # from here on it ends because it was told to
     deadline = _end_after(STOP_SECONDS, app)
     if told.is_set():
         log.info("stopping")
@@ -64,15 +65,17 @@ async def _serve(app: CensusApp) -> None:
 
 
 async def _until_it_ends(app: CensusApp, starting: asyncio.Future[None]) -> None:
-    """Until the app stops by itself, which it does only because of a failure."""
+    """Until the app stops by itself, which it does only because of a failure, ours or one inside Faust."""
     try:
-        await starting
+        await asyncio.shield(starting)
         await app.wait_until_stopped()
-    except Exception as error:
-        if app.failure is None:
-            app.failure = error
-            if not isinstance(error, KvcensusError):
-                log.error("the worker cannot go on", exc_info=error)
+        error: BaseException | None = app.crash_reason
+    except Exception as raised:
+        error = raised
+    if app.failure is None:
+        app.failure = error or KvcensusError("the worker stopped, and Faust does not say why")
+        if not isinstance(app.failure, KvcensusError):
+            log.error("the worker cannot go on", exc_info=app.failure)
 
 
 def _end_after(seconds: float, app: CensusApp) -> threading.Timer:

@@ -23,8 +23,8 @@ from schemas.topics import BATCHES, DUPLICATE_WINDOWS, LIFECYCLE, RANK_WINDOWS, 
 from sql import migrate
 from sql.rows import ColumnBatch, TableRows
 from sql.store import Database, StoreError, StoreUnavailable, connect
+from streams.positions import Place
 from streams.settings import WorkerSettings
-from streams.watchdog import Place
 
 log = logging.getLogger("kvcensus.sink")
 _client_log = logging.getLogger("kvcensus.librdkafka")

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
 from mode import Service
 
+from streams.positions import Place
+from streams.probe import Probe
 from streams.settings import WorkerSettings
 
 log = logging.getLogger("kvcensus.worker")
@@ -23,20 +24,16 @@ STALL_SECONDS = 60.0
 """Without progress for this long, though there is something to read, a worker is considered stuck."""
 
 CHECK_SECONDS = 10.0
-_ANSWER_SECONDS = 5.0
 _GRACE_SECONDS = 15.0
 
-Place = tuple[str, int]
 Source = Callable[[], Mapping[Place, int]]
 """Where a reader stands: (topic, partition) to next offset. Called from the watchdog's thread."""
-
-_quiet = logging.getLogger("kvcensus.librdkafka")
 
 
 class Stalls:
     """Since when each partition has been behind without moving. Pure but for the clock, which is handed in."""
 
-    def __init__(self, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(self, stall_seconds: float) -> None:
         self._stall_seconds = stall_seconds
         self._seen: dict[Place, tuple[int, float]] = {}
 
@@ -57,10 +54,20 @@ class Stalls:
 class Watchdog(Service):
     """Calls ``stalled`` with what is wrong, once, from its own thread; if that does not end the process, it ends it."""
 
-    def __init__(self, settings: WorkerSettings, sources: Sequence[Source], stalled: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        sources: Sequence[Source],
+        stalled: Callable[[str], None],
+        *,
+        stall_seconds: float = STALL_SECONDS,
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
         super().__init__()
         self._settings = settings
-        self._sources = [(source, Stalls()) for source in sources]
+        self._stall_seconds = stall_seconds
+        self._check_seconds = check_seconds
+        self._sources = [(source, Stalls(stall_seconds)) for source in sources]
         self._stalled = stalled
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -75,50 +82,37 @@ class Watchdog(Service):
         self._end.set()
 
     def _watch(self) -> None:
-        config = {**self._settings.client_config(), "group.id": f"{self._settings.group}-watchdog", "enable.auto.commit": False}
-        client = Consumer(config, logger=_quiet)
+        probe = Probe(self._settings)
         try:
-            while not self._end.wait(CHECK_SECONDS):
+            while not self._end.wait(self._check_seconds):
                 for source, stalls in self._sources:
-                    stuck = self._stuck(client, source(), stalls)
+                    stuck = self._stuck(probe, source(), stalls)
                     if stuck is not None:
                         self._report(*stuck)
                         return
         finally:
-            client.close()
+            probe.close()
 
-    def _stuck(self, client: Consumer, positions: Mapping[Place, int], stalls: Stalls) -> tuple[Place, int] | None:
+    def _stuck(self, probe: Probe, positions: Mapping[Place, int], stalls: Stalls) -> tuple[Place, int] | None:
         """A place that does not move though there is something to read there, and its position."""
-        for place in stalls.note(positions, self._ends(client, positions), time.monotonic()):
-            if self._readable(client, place, positions[place]):
+        for place in stalls.note(positions, self._ends(probe, positions), time.monotonic()):
+            # Offsets are also taken by markers of transactions, which nobody gets to see: look whether there really is a message.
+            if probe.first(place, positions[place]) is not None:
                 return place, positions[place]
         return None
 
+    def _ends(self, probe: Probe, places: Mapping[Place, int]) -> dict[Place, int]:
+        ends: dict[Place, int] = {}
+        for place in places:
+            end = None if self._end.is_set() else probe.end(place)
+            if end is None:  # the broker is away: nothing is known, and the clients wait for it themselves
+                break
+            ends[place] = end
+        return ends
+
     def _report(self, place: Place, position: int) -> None:
         where = f"{place[0]}[{place[1]}] at offset {position}"
-        self._stalled(f"no progress for {STALL_SECONDS:.0f} s on {where}, though there is more to read")
+        self._stalled(f"no progress for {self._stall_seconds:g} s on {where}, though there is more to read")
         if not self._end.wait(_GRACE_SECONDS):
             log.critical("the stalled worker does not stop: ending it")
             os._exit(1)
-
-    def _ends(self, client: Consumer, places: Mapping[Place, int]) -> dict[Place, int]:
-        ends: dict[Place, int] = {}
-        for place in places:
-            if self._end.is_set():
-                break
-            try:
-                _, ends[place] = client.get_watermark_offsets(TopicPartition(*place), timeout=_ANSWER_SECONDS)
-            except KafkaException:  # the broker is away: nothing is known, and the clients wait for it themselves
-                break
-        return ends
-
-    def _readable(self, client: Consumer, place: Place, offset: int) -> bool:
-        """Whether there really is a message: offsets are also taken by markers of transactions, which nobody gets to see."""
-        try:
-            client.assign([TopicPartition(*place, offset)])
-            message = client.poll(_ANSWER_SECONDS)
-            return message is not None and message.error() is None
-        except KafkaException:
-            return False
-        finally:
-            client.unassign()

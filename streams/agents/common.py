@@ -47,17 +47,19 @@ class Agent(Generic[R]):
     """Reads ``topic`` as records of one kind; subclasses count them and give out the results.
 
     All state follows the partitions: what belongs to a partition that moved away is dropped, and built again by whoever reads it.
+    ``skipped`` is set when messages are missing: nothing more of that partition is counted until they were read.
     """
 
     name = "agent"
 
-    def __init__(self, topic: Topic, kind: type[R]) -> None:
+    def __init__(self, topic: Topic, kind: type[R], skipped: asyncio.Event) -> None:
         self.topic = topic
         self.positions = Positions(topic.name)
         self.poisoned = 0
         self.failed = 0
         self.applied = 0
         self.outbox = Outbox()
+        self.skipped = skipped
         self._kind: type[R] = kind
         self._since_flush = 0
         self._flushing = asyncio.Lock()
@@ -67,6 +69,8 @@ class Agent(Generic[R]):
         async for event in stream.events():
             message = event.message
             if not self.positions.take(message.partition, message.offset):
+                if self.positions.holes():
+                    self.skipped.set()
                 continue
             self._since_flush += 1
             self._read(message)

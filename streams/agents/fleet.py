@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from schemas import codec
@@ -17,8 +18,8 @@ class FleetAgent(Agent[ResidencyChanges]):
 
     name = "fleet"
 
-    def __init__(self, *, shards: Callable[[], int], duplicate_steps: Channel) -> None:
-        super().__init__(RESIDENCY, ResidencyChanges)
+    def __init__(self, *, shards: Callable[[], int], duplicate_steps: Channel, skipped: asyncio.Event) -> None:
+        super().__init__(RESIDENCY, ResidencyChanges, skipped)
         self._shards = shards
         self._duplicate_steps = duplicate_steps
         self._cores: dict[int, ShardCore] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -29,8 +30,9 @@ class HolderAgent(Agent[RankMessage]):
         residency: Channel,
         ledger: WindowLedger[RankWindow],
         places: dict[str, int],
+        skipped: asyncio.Event,
     ) -> None:
-        super().__init__(BATCHES, RankMessage)
+        super().__init__(BATCHES, RankMessage, skipped)
         self._window_us = window_us
         self._shards = shards
         self._rank_windows = rank_windows

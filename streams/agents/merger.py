@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -20,9 +21,15 @@ class MergerAgent(Agent[DuplicateSteps]):
     name = "merger"
 
     def __init__(
-        self, *, window_us: int, shards: Callable[[], int], duplicate_windows: Channel, ledger: WindowLedger[DuplicateWindow]
+        self,
+        *,
+        window_us: int,
+        shards: Callable[[], int],
+        duplicate_windows: Channel,
+        ledger: WindowLedger[DuplicateWindow],
+        skipped: asyncio.Event,
     ) -> None:
-        super().__init__(DUPLICATE_STEPS, DuplicateSteps)
+        super().__init__(DUPLICATE_STEPS, DuplicateSteps, skipped)
         self._window_us = window_us
         self._shards = shards
         self._duplicate_windows = duplicate_windows

@@ -1,0 +1,500 @@
+"""The worker on a real broker and a real store: its figures are those of the counting cores alone, whatever happens to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from producers.simulate import fleet, presets
+from schemas import codec, topics
+from schemas.errors import KvcensusError
+from schemas.records import DuplicateWindow, Lifecycle, RankMessage, RankWindow, Recompute, rank_key
+from schemas.topics import Topic
+from sql.figures import assemble
+from sql.load import load
+from sql.store import StoreError, connect
+from sql.totals import totals_from_records
+from streams import startup
+from streams.offline import count
+from streams.run import run_worker
+from streams.settings import WorkerSettings
+from tests.clickhouse_http import clickhouse_server
+from tests.counting import interleaved, messages
+from tests.kafka import Kafka
+from tests.sql_records import rank_window
+
+ROOT = Path(__file__).parents[1]
+PATIENCE = 120.0
+"""Seconds after which something that should have come will not come; nothing here depends on how soon it does."""
+
+SMALL = next(iter(presets.test_fleets()))
+
+
+def until(reached: Callable[[], Any], what: str) -> Any:
+    """The first true value of ``reached``."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := reached()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.1)
+    return value
+
+
+# -- the parts of a run ---------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A worker process; its output is kept."""
+
+    def __init__(self, servers: str, data_dir: Path, *arguments: str, command: list[str] | None = None, **environ: str) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [*(command or [sys.executable, "-m", "console.cli", "worker", "--kafka-option", "session.timeout.ms=6000"]), *arguments],
+            cwd=ROOT,
+            env={**os.environ, "KVCENSUS_BOOTSTRAP_SERVERS": servers, "KVCENSUS_DATA_DIR": str(data_dir), **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines.extend(iter(self._process.stdout.readline, ""))
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def said(self, pattern: str) -> bool:
+        assert self._process.poll() is None or re.search(pattern, self.output), self.output
+        return re.search(pattern, self.output) is not None
+
+    def ready(self) -> None:
+        until(lambda: self.said("holds kvcensus.batches"), "the worker to be ready")
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self._process.wait(PATIENCE)
+        self._reader.join(10)
+        return code
+
+
+@contextmanager
+def working(kafka: Kafka, data_dir: Path, *arguments: str, **environ: str) -> Iterator[Worker]:
+    worker = Worker(kafka.bootstrap_servers, data_dir, *arguments, **environ)
+    try:
+        yield worker
+    finally:
+        worker.end(signal.SIGKILL)
+
+
+class Feed:
+    """Messages into the topics, as forwarders would send them."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        config = {"bootstrap.servers": kafka.bootstrap_servers, "partitioner": "murmur2_random", "linger.ms": 5}
+        self._producer = Producer(config, logger=logging.getLogger("kvcensus.librdkafka"))
+
+    def send(self, stream: Iterable[RankMessage]) -> None:
+        for message in stream:
+            self.raw(topics.BATCHES, codec.encode(message), rank_key(message.instance_id, message.dp_rank))
+        self.flush()
+
+    def raw(self, topic: Topic, value: bytes | None, key: str = "", partition: int = -1) -> None:
+        self._producer.produce(topic.name, value, key=key.encode(), partition=partition)
+        self._producer.poll(0)
+
+    def flush(self) -> None:
+        assert self._producer.flush(PATIENCE) == 0
+
+
+Rows = dict[tuple[Any, ...], Any]
+
+
+class View:
+    """The result topics as a subscriber sees them: of each key the row of the highest version."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self.ranks: Rows = {}
+        self.recomputes: Rows = {}
+        self.duplicates: Rows = {}
+        self.rank_rows = 0
+        self.unreadable = 0
+        self._consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "view", "enable.auto.commit": False})
+        read = (topics.RANK_WINDOWS, topics.RECOMPUTES, topics.DUPLICATE_WINDOWS)
+        self._consumer.assign([TopicPartition(topic.name, number, 0) for topic in read for number in range(kafka.partitions)])
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def update(self) -> None:
+        for message in self._consumer.consume(2_000, timeout=0.2):
+            assert message.error() is None, message.error()
+            try:
+                self._take(message.topic(), message.value() or b"")
+            except codec.CodecError:
+                self.unreadable += 1
+
+    def _take(self, topic: str | None, value: bytes) -> None:
+        if topic == topics.RANK_WINDOWS.name:
+            row = codec.decode(value, RankWindow)
+            self.rank_rows += 1
+            newer(self.ranks, (row.instance_id, row.dp_rank, row.life_id, row.window_start_us), row)
+        elif topic == topics.RECOMPUTES.name:
+            again = codec.decode(value, Recompute)
+            newer(self.recomputes, recompute_key(again), again)
+        else:
+            window = codec.decode(value, DuplicateWindow)
+            newer(self.duplicates, (window.scope, window.scope_key, window.tier, window.window_start_us), window)
+
+    def document(self) -> dict[str, Any]:
+        return figures(self.ranks.values(), self.duplicates.values())
+
+
+def newer(rows: Rows, key: tuple[Any, ...], row: Any) -> None:
+    if key not in rows or row.version >= rows[key].version:
+        rows[key] = row
+
+
+def recompute_key(row: Recompute) -> tuple[Any, ...]:
+    return row.instance_id, row.dp_rank, row.group_idx, row.life_id, row.seq, row.index
+
+
+def figures(ranks: Iterable[RankWindow], duplicates: Iterable[DuplicateWindow]) -> dict[str, Any]:
+    document: dict[str, Any] = assemble(totals_from_records(ranks, duplicates))
+    return document
+
+
+def unequal(found: Any, wanted: Any, where: str = "") -> list[str]:
+    """Where two documents differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        keys = sorted(found.keys() | wanted.keys())
+        return [line for key in keys for line in unequal(found.get(key), wanted.get(key), f"{where}/{key}")]
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        return [line for number, pair in enumerate(zip(found, wanted, strict=True)) for line in unequal(*pair, f"{where}/{number}")]
+    return [] if found == wanted else [f"{where}: {found!r}, expected {wanted!r}"]
+
+
+class Expected:
+    """What the counting cores make of a stream, undisturbed."""
+
+    def __init__(self, stream: list[RankMessage], kafka: Kafka) -> None:
+        counted = count(stream, shards=kafka.partitions)
+        self.document = figures(counted.rank_windows, counted.duplicate_windows)
+        self.recomputes = {recompute_key(row): (row.cause, row.elapsed_us, row.content_id) for row in counted.recomputes}
+        batches = {(message.life_id, message.seq): message.batch for message in stream if message.batch is not None}
+        self.facts = sum(1 if op.kind == "CLEAR" else len(op.block_ids) // 16 for batch in batches.values() for op in batch.ops)
+
+    def on_topics(self, view: View) -> None:
+        """Wait until the topics say the same."""
+
+        def same() -> bool:
+            view.update()
+            return view.document() == self.document and len(view.recomputes) == len(self.recomputes)
+
+        try:
+            until(same, "the figures on the topics")
+        except AssertionError:
+            assert unequal(view.document(), self.document) == []
+            raise
+        assert {key: (row.cause, row.elapsed_us, row.content_id) for key, row in view.recomputes.items()} == self.recomputes
+
+    def in_store(self, url: str | None, data_dir: Path) -> None:
+        """Wait until the store says the same."""
+        seen: list[Any] = [None]
+
+        def same() -> bool:
+            try:
+                with closing(connect(url, data_dir)) as store:
+                    seen[0] = assemble(load(store))
+                    facts = store.query("SELECT count() FROM block_events", final=True).rows[0][0]
+                    recomputes = store.query("SELECT count() FROM recomputes", final=True).rows[0][0]
+            except StoreError:  # not there yet
+                return False
+            return seen[0] == self.document and facts == self.facts and recomputes == len(self.recomputes)
+
+        try:
+            until(same, "the figures in the store")
+        except AssertionError:
+            assert unequal(seen[0], self.document) == []
+            raise
+
+
+@pytest.fixture(scope="module")
+def stream() -> list[RankMessage]:
+    """A small fleet's messages: pressure, a flush, a restart."""
+    turn = iter(range(10**9))
+    return interleaved(messages(fleet.sources(presets.test_fleets()[SMALL])), lambda live: next(turn) % live)
+
+
+@pytest.fixture
+def view(kafka: Kafka) -> Iterator[View]:
+    shown = View(kafka)
+    yield shown
+    shown.close()
+
+
+# -- what must come out ---------------------------------------------------------------------------------------------
+
+
+def test_results_on_topics_and_in_the_store_are_those_of_the_cores(
+    kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path
+) -> None:
+    expected = Expected(stream, kafka)
+    feed = Feed(kafka)
+    read = ((topics.BATCHES, 4), (topics.RESIDENCY, 1), (topics.DUPLICATE_STEPS, 1), (topics.RANK_WINDOWS, 1), (topics.LIFECYCLE, 1))
+    for topic, _ in read:
+        feed.raw(topic, b"not Avro", partition=0)
+    feed.raw(topics.BATCHES, None, partition=0)
+    feed.send(stream)
+    feed.raw(topics.LIFECYCLE, codec.encode(Lifecycle("start", "a", 0, "life", "run", 1_700_000_000_000, *[0] * 10)), "a/0")
+    feed.flush()
+    with working(kafka, tmp_path) as worker:
+        expected.on_topics(view)
+        expected.in_store(None, tmp_path)
+        with closing(connect(None, tmp_path)) as store:
+            assert store.query("SELECT count() FROM lifecycle", final=True).rows == [(1,)]
+            events = store.query("SELECT kind, count() FROM rank_events GROUP BY kind ORDER BY kind", final=True).rows
+        assert worker.end() == 0
+    kinds = [kind for message in stream for kind in ("holder_reset", "loss", "refusal", "declaration") if getattr(message, kind)]
+    assert events == sorted((kind, kinds.count(kind)) for kind in set(kinds))
+    assert view.unreadable == 1
+    for topic, times in read:  # the counting half and the sink both read the batches
+        poison = [line for line in worker.lines if "not an Avro" in line and f"{topic.name}[0] offset" in line]
+        assert len(poison) == times, worker.output
+    with closing(connect(None, tmp_path)) as store:  # the worker has let go of it
+        assert store.kind == "embedded"
+    assert committed(kafka, "kvcensus-worker") == 0
+    assert committed(kafka, "kvcensus-sink") == len(stream) + 2
+
+
+def committed(kafka: Kafka, group: str) -> int:
+    """How many messages of the batches a group has committed."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
+    try:
+        places = [TopicPartition(topics.BATCHES.name, number) for number in range(kafka.partitions)]
+        return sum(max(place.offset, 0) for place in consumer.committed(places, timeout=20))
+    finally:
+        consumer.close()
+
+
+def test_killed_at_any_point_and_fed_twice_it_comes_to_the_same_figures(
+    kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path
+) -> None:
+    twice = Expected(stream + stream, kafka)
+    feed = Feed(kafka)
+    third = len(stream) // 3
+    with working(kafka, tmp_path) as worker:
+        feed.send(stream[:third])
+        until(lambda: (view.update(), view.ranks)[1], "the first results")
+        feed.send(stream[third : 2 * third])
+        worker.end(signal.SIGKILL)
+    with working(kafka, tmp_path) as worker:
+        worker.ready()
+        feed.send(stream[2 * third :] + stream[:third])
+        worker.end(signal.SIGKILL)
+    given_out = view.rank_rows
+    with working(kafka, tmp_path) as worker:
+        feed.send(stream[third:])
+        twice.on_topics(view)
+        assert view.rank_rows > given_out
+        assert worker.end() == 0
+    with working(kafka, tmp_path) as worker:
+        worker.ready()
+        twice.in_store(None, tmp_path)
+        assert worker.end() == 0
+
+
+def test_two_workers_share_the_partitions_and_hand_them_over(kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path) -> None:
+    expected = Expected(stream, kafka)
+    feed = Feed(kafka)
+    quarter = len(stream) // 4
+    with working(kafka, tmp_path / "a", "--no-sink") as first:
+        feed.send(stream[:quarter])
+        until(lambda: (view.update(), view.ranks)[1], "the first results")
+        with working(kafka, tmp_path / "b", "--no-sink") as second:
+            second.ready()
+            until(lambda: len(re.findall("holds kvcensus.batches", first.output)) > 1, "the first to give some away")
+            held = [re.findall(r"holds kvcensus.batches (\S+), kvcensus.residency", worker.output)[-1] for worker in (first, second)]
+            assert sorted(",".join(held).split(",")) == [str(number) for number in range(kafka.partitions)], held
+            before = view.rank_rows
+            feed.send(stream[quarter : 2 * quarter])
+            until(lambda: (view.update(), view.rank_rows >= before + 4)[1], "results of every rank")
+            feed.send(stream[2 * quarter : 3 * quarter])
+            assert first.end() == 0
+        feed.send(stream[3 * quarter :])
+        with working(kafka, tmp_path / "c", "--no-sink") as third:
+            expected.on_topics(view)
+            assert third.end() == 0
+
+
+def test_plain_faust_runs_the_worker(kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path) -> None:
+    expected = Expected(stream, kafka)
+    Feed(kafka).send(stream)
+    command = [sys.executable, "-m", "faust", "-A", "streams.app", "worker", "-l", "warn"]
+    worker = Worker(kafka.bootstrap_servers, tmp_path, command=command, KVCENSUS_KAFKA_SESSION_TIMEOUT_MS="6000")
+    try:
+        expected.on_topics(view)
+        assert worker.end() == 0
+    finally:
+        worker.end(signal.SIGKILL)
+
+
+# -- the sink -------------------------------------------------------------------------------------------------------
+
+
+class Passage:
+    """A way to a server that can be closed and opened again, as a network can."""
+
+    def __init__(self, to_port: int) -> None:
+        self._to = to_port
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.is_open = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self.is_open:
+                near.close()
+                continue
+            far = socket.create_connection(("127.0.0.1", self._to))
+            self._open += [near, far]
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Cut what is under way, and let nothing through until :meth:`open`."""
+        self.is_open = False
+        while self._open:
+            end = self._open.pop()
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def open(self) -> None:
+        self.is_open = True
+
+    def stop(self) -> None:
+        self.close()
+        self._listener.close()
+
+
+def test_while_clickhouse_is_away_results_wait_and_then_all_are_there(
+    kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path
+) -> None:
+    expected = Expected(stream, kafka)
+    feed = Feed(kafka)
+    half = len(stream) // 2
+    with clickhouse_server(tmp_path / "server") as url:
+        passage = Passage(int(url.rsplit(":", 1)[1]))
+        through = url.rsplit(":", 1)[0] + f":{passage.port}"
+        passage.close()
+        with working(kafka, tmp_path, "--clickhouse-url", through) as worker:
+            until(lambda: worker.said("waiting for it"), "the sink to find nobody")
+            passage.open()
+            feed.send(stream[:half])
+            until(lambda: _rows(url, tmp_path, "block_events"), "the first rows")
+            passage.close()
+            feed.send(stream[half:])
+            until(lambda: worker.said("results wait on their topics"), "the sink to find nobody again")
+            expected.on_topics(view)  # counting goes on meanwhile
+            passage.open()
+            expected.in_store(url, tmp_path)
+            until(lambda: worker.said("takes rows again"), "the sink to say so")
+            assert worker.end() == 0
+        passage.stop()
+
+
+def _rows(url: str | None, data_dir: Path, table: str) -> int:
+    try:
+        with closing(connect(url, data_dir)) as store:
+            return int(store.query(f"SELECT count() FROM {table}", final=True).rows[0][0])
+    except StoreError:
+        return 0
+
+
+def test_a_row_that_the_store_refuses_is_counted_and_the_others_are_written(kafka: Kafka, tmp_path: Path) -> None:
+    feed = Feed(kafka)
+    for version in (1, 2, -1, 3, 4):  # versions are unsigned in the table
+        feed.raw(topics.RANK_WINDOWS, codec.encode(rank_window(version=version, window_start_us=version * 10_000_000)), partition=0)
+    feed.flush()
+    with working(kafka, tmp_path, "--sink-only") as worker:
+        until(lambda: _rows(None, tmp_path, "rank_windows") == 4, "the good rows")
+        assert worker.end() == 0
+    assert len(re.findall("not written: row of rank_windows", worker.output)) == 1
+    assert "stopped after" in worker.output
+
+
+# -- what a user can get wrong --------------------------------------------------------------------------------------
+
+
+def refused(servers: str, data_dir: Path, *arguments: str) -> str:
+    """The one line with which a worker declines to start."""
+    worker = Worker(servers, data_dir, *arguments)
+    assert worker.wait() == 1, worker.output
+    assert worker.output.startswith("kvcensus: ")
+    assert worker.output.count("\n") == 1, worker.output
+    return worker.output
+
+
+def test_without_a_broker_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "BROKER_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(KvcensusError, match=f"no Kafka broker answers at 127.0.0.1:{port}"):
+        run_worker(WorkerSettings(f"127.0.0.1:{port}", tmp_path))
+
+
+def test_without_topics_it_says_how_to_make_them(kafka: Kafka, tmp_path: Path) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for deleted in admin.delete_topics([topics.RECOMPUTES.name]).values():
+        deleted.result()
+    line = refused(kafka.bootstrap_servers, tmp_path)
+    assert f"{topics.RECOMPUTES.name}; run: kvcensus topics create" in line
+
+
+def test_a_store_that_has_an_owner_is_left_alone(kafka: Kafka, tmp_path: Path) -> None:
+    with closing(connect(None, tmp_path, own=True)):
+        assert "has an owner already" in refused(kafka.bootstrap_servers, tmp_path)
+        with pytest.raises(KvcensusError, match="owner"):
+            connect(None, tmp_path, own=True)
+
+
+def test_options_that_leave_nothing_to_do(tmp_path: Path) -> None:
+    worker = Worker("127.0.0.1:1", tmp_path, "--no-sink", "--sink-only")
+    assert worker.wait() == 2
+    assert "nothing to do" in worker.output
