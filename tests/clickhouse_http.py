@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -139,3 +140,4 @@ if __name__ == "__main__":
     print(server.server_address[1], flush=True)
     sys.stdin.read()
     server.shutdown()
+    os._exit(0)  # the engine's own threads now and then keep an interpreter from ending
