@@ -35,7 +35,10 @@ def topic_bytes(servers: str) -> Iterator[tuple[str, bytes]]:
             if message is None or message.error() is not None:
                 continue
             quiet_since = time.monotonic()
-            yield message.topic() or "", (message.key() or b"") + b"\n" + (message.value() or b"") + b"\n" + repr(message.headers()).encode()
+            yield (
+                message.topic() or "",
+                (message.key() or b"") + b"\n" + (message.value() or b"") + b"\n" + repr(message.headers()).encode(),
+            )
     finally:
         consumer.close()
 
