@@ -82,6 +82,7 @@ class CensusApp(faust.App):
             consumer_auto_offset_reset="earliest",
             stream_wait_empty=False,
             stream_recovery_delay=0.0,
+            stream_processing_timeout=10 * 365 * 86_400,  # its checks take an empty partition for a stuck one; the watchdog does not
             # Compares what was read of a changelog with the end the broker tells, which embedded brokers tell too low.
             recovery_consistency_check=False,
             producer_acks=-1,
@@ -203,6 +204,15 @@ class CensusApp(faust.App):
                 return
 
     async def _last_flush(self, *_: Any, **__: Any) -> None:
+        for agent in self.counting:
+            log.debug(
+                "%s: %d counted, %d set aside, %d failed, %d sent",
+                agent.name,
+                agent.applied,
+                agent.poisoned,
+                agent.failed,
+                agent.outbox.sent,
+            )
         if self.failure is not None or self.layout is None:
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import threading
 from collections.abc import Awaitable
@@ -16,7 +17,6 @@ from schemas import codec
 from schemas.errors import KvcensusError
 from schemas.records import DuplicateWindow, RankWindow, ResidencyChanges, ResidencyStep
 from schemas.topics import BATCHES, RECORD_TOPICS
-from streams import settings as worker_settings
 from streams.emit import IN_FLIGHT, Outbox, parts
 from streams.positions import Positions
 from streams.settings import WorkerSettings, faust_config, faust_security, from_environment, untranslated
@@ -215,7 +215,7 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
 
 
 def test_a_demos_broker_is_found_as_long_as_it_lives(tmp_path: Path) -> None:
-    (tmp_path / "broker.json").write_text(f'{{"bootstrap_servers": "127.0.0.1:7", "pid": {worker_settings.os.getpid()}}}')
+    (tmp_path / "broker.json").write_text(f'{{"bootstrap_servers": "127.0.0.1:7", "pid": {os.getpid()}}}')
     assert from_environment({"KVCENSUS_DATA_DIR": str(tmp_path)}).bootstrap_servers == "127.0.0.1:7"
     (tmp_path / "broker.json").write_text('{"bootstrap_servers": "127.0.0.1:7", "pid": 4194305}')
     assert from_environment({"KVCENSUS_DATA_DIR": str(tmp_path)}).bootstrap_servers == "127.0.0.1:9092"

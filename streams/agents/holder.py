@@ -9,7 +9,7 @@ from functools import partial
 from schemas import codec
 from schemas.records import RankMessage, RankWindow, rank_key
 from schemas.topics import BATCHES
-from streams.agents.common import Agent
+from streams.agents.common import Agent, log
 from streams.emit import Channel, send_changes
 from streams.residency import RankCore
 from streams.tables import WindowLedger
@@ -41,6 +41,7 @@ class HolderAgent(Agent[RankMessage]):
         self._ledger = ledger
         self._places = places
         self._cores: dict[str, RankCore] = {}
+        self._strays: set[tuple[str, int]] = set()
 
     @property
     def ranks(self) -> int:
@@ -56,11 +57,21 @@ class HolderAgent(Agent[RankMessage]):
             self._cores[rank] = core
             self._places[rank] = partition
         elif self._places[rank] != partition:
-            # Offsets of two partitions have no common order, so the second stream cannot be counted with the first.
-            raise ValueError(
-                f"rank {rank} arrives on partitions {self._places[rank]} and {partition}: are producers keyed by rank, with murmur2?"
-            )
+            self._misplaced(rank, partition)
+            return
         core.apply(record, offset)
+
+    def _misplaced(self, rank: str, partition: int) -> None:
+        """A rank that arrives on two partitions: their offsets have no common order, so only the first stream is counted."""
+        self.failed += 1
+        if (rank, partition) not in self._strays:
+            self._strays.add((rank, partition))
+            log.warning(
+                "rank %s arrives on partition %d and on %d, where it is not counted: are its producers keyed by rank, with murmur2?",
+                rank,
+                self._places[rank],
+                partition,
+            )
 
     async def give_out(self) -> None:
         """Send every rank's news: changes to every shard first, since other workers wait for them."""
