@@ -447,6 +447,9 @@ def test_while_clickhouse_is_away_results_wait_and_then_all_are_there(
 
 
 def _rows(url: str | None, data_dir: Path, table: str) -> int:
+    """Rows of ``table``; 0 while nobody answers for the embedded store (opening it here would keep the worker from owning it)."""
+    if url is None and live_owner(data_dir) is None:
+        return 0
     try:
         with closing(connect(url, data_dir)) as store:
             return int(store.query(f"SELECT count() FROM {table}", final=True).rows[0][0])
