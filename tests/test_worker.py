@@ -28,6 +28,7 @@ from schemas.records import DuplicateWindow, Lifecycle, RankMessage, RankWindow,
 from schemas.topics import Topic
 from sql.figures import assemble
 from sql.load import load
+from sql.loopback import live_owner
 from sql.store import StoreError, connect
 from sql.totals import totals_from_records
 from streams import startup
