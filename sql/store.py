@@ -30,6 +30,9 @@ logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 LOCK_PATIENCE_S = 5.0
 """How long to wait for a folder that another process has open: it may be about to answer, or to close."""
 
+OWNER_PATIENCE_S = 30.0
+"""The same for a process that is to own the folder: readers that came before it hold it for as long as they read."""
+
 _LOCK_POLL_S = 0.1
 
 HANDSHAKE_S, QUERY_S = 15, 300
@@ -56,7 +59,7 @@ def connect(clickhouse_url: str | None, data_dir: Path, own: bool = False) -> Da
     if clickhouse_url:
         return _server(clickhouse_url)
     folder = store_folder(data_dir)
-    deadline = time.monotonic() + LOCK_PATIENCE_S
+    deadline = time.monotonic() + (OWNER_PATIENCE_S if own else LOCK_PATIENCE_S)
     while True:
         owner = live_owner(data_dir)
         if owner is not None:
