@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,10 @@ settings.load_profile("kvcensus")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare our markers."""
+    """Declare our markers; be interruptible."""
+    # A shell that starts us in the background has SIGINT ignored, and programs that the tests start would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "partitions(n): how many partitions the topics of the `kafka` fixture have (default 4)")
 
 
