@@ -75,6 +75,10 @@ REASONS = {
 """What each reason means. Rows may name others; those explain themselves."""
 
 
+UNSETTLED = frozenset({"behind", "shards_missing", "no_duplicate_windows"})
+"""Reasons of a footprint that pass by themselves once everything that was sent has been counted."""
+
+
 def reason_text(reason: str) -> str:
     """``reason`` in words."""
     return REASONS.get(reason, reason.replace("_", " "))

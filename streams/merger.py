@@ -278,26 +278,25 @@ class Merger:
     ) -> list[DuplicateWindow]:
         """The rows of one window, one per scope; ``levels`` moves on to the window's end."""
         following: dict[Scope, _Level] = {FLEET: _Level([0, 0, 0, 0], start)}
-        for rank, counts in levels.items():
+
+        def move(rank: Rank, counts: _Counts, at: int) -> None:
             for scope in self._scopes_of(rank):
                 level = following.get(scope)
                 if level is None:
                     level = following[scope] = _Level([0, 0, 0, 0], start)
+                level.hold_until(at)
                 for index in range(4):
                     level.now[index] += counts[index]
+
+        for rank, counts in levels.items():
+            move(rank, counts, start)
         whole = end == start + length
         moments = tier.steps.get(start, {})
         for at in sorted(moments):
             if at > end:
                 break  # foretold: lies beyond the engine time reached
             for rank, counts in moments[at].items():
-                for scope in self._scopes_of(rank):
-                    level = following.get(scope)
-                    if level is None:
-                        level = following[scope] = _Level([0, 0, 0, 0], start)
-                    level.hold_until(at)
-                    for index in range(4):
-                        level.now[index] += counts[index]
+                move(rank, counts, at)
                 _add(levels, rank, counts, 1)
         if start not in tier.lengths:
             tier.rows.insert(bisect_left(tier.rows, start), start)

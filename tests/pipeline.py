@@ -20,6 +20,7 @@ from producers.forwarder import Forwarder, ForwarderConfig, Outcome
 from producers.identity import IdentityKey, ephemeral_key
 from producers.simulate.server import EngineServer
 from producers.simulate.source import RankSource
+from sql.figures import UNSETTLED
 from tests.command import kvcensus
 
 SETTLE_SECONDS = 120.0
@@ -108,7 +109,7 @@ class Pipeline:
                 raise AssertionError(f"the worker ended with {self.worker.returncode}:\n{self.log()}")
             document = self.show("all")
             counted = {f"{rank['instance_id']}/{rank['dp_rank']}": rank["batches"] for rank in document["ranks"]}
-            behind = {"behind", "shards_missing", "no_duplicate_windows"} & set(document["duplicate_footprint"]["reasons"])
+            behind = UNSETTLED & set(document["duplicate_footprint"]["reasons"])
             seen = counted, behind
             if counted == self.expected_batches and not behind:
                 return document

@@ -293,7 +293,7 @@ def totals(*lives: LifeTotals) -> Totals:
 
 
 def test_counted_batches_are_compared_life_by_life() -> None:
-    published = [Published("a", 0, (3, 2), 9), Published("b", 0, (4,), 9)]
+    published = [Published("a", 0, (3, 2)), Published("b", 0, (4,))]
     # Life ids are random: the order is that of time. A declaration that changed within a life gives it two entries.
     complete = totals(life("a", "z", 3, 1), life("a", "c", 2, 5), life("b", "y", 1, 2), life("b", "y", 3, 3))
     assert verdict.missing(published, complete) == []

@@ -24,12 +24,13 @@ from console.demo import fleet, screen, verdict
 from console.demo.folder import DemoFolder
 from console.demo.pipeline import Interrupted, Pipeline, Settings
 from console.demo.progress import Progress
-from console.demo.readings import Figures, Reading, StepsReader
+from console.demo.readings import Figures, Reading
 from console.demo.verdict import Published
 from producers.simulate.source import RankSource
 from schemas import environment
 from schemas.errors import KvcensusError
 from schemas.records import rank_key
+from sql.figures import UNSETTLED, reason_text
 from sql.store import StoreUnavailable
 
 T = TypeVar("T")
@@ -198,13 +199,11 @@ class _Finite:
         self._progress = progress
         self._deadline = deadline
         self._store = _PatientReader(pipeline)
-        self._steps = StepsReader(pipeline.broker.bootstrap_servers)
         self._published: list[Published] = []
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connection."""
         self._store.close()
-        self._steps.close()
 
     def settle(self) -> Reading:
         """Wait until everything is published, counted and landed; the figures then."""
@@ -226,14 +225,10 @@ class _Finite:
             time.sleep(_POLL_SECONDS)
 
     def _what_was_published(self) -> list[Published]:
-        return [
-            Published(source.instance_id, source.dp_rank, tuple(source.batches_per_life() or ()), rank.at_us)
-            for source, rank in self._pipeline.served()
-        ]
+        return [Published(source.instance_id, source.dp_rank, tuple(source.batches_per_life() or ())) for source in self._sources]
 
     def _look(self) -> tuple[Reading | None, list[str]]:
         """The figures now, and what they still lack."""
-        self._steps.read()
         reading = self._store.read()
         if reading is None:
             return None, ["the tables are being made"]
@@ -241,13 +236,8 @@ class _Finite:
         rows, blocks = self._store.ask(Figures.recomputes), verdict.recomputed_blocks(reading.totals)
         if rows != blocks:
             pending.append(f"{rows:,} of {blocks:,} recomputed blocks have landed")
-        last = {rank.key: rank.last_us for rank in self._published}
-        offset = self._steps.passed(last)
-        if offset is None:
-            pending.append("some rank's last batch has not reached every content shard")
-        # A window's version begins with the position of the newest answer of a shard that it takes in (see streams.merger).
-        elif self._store.ask(Figures.duplicates_version) // 2 < offset:
-            pending.append("the duplicate windows have not reached the last batch")
+        unsettled = UNSETTLED & set(reading.document["duplicate_footprint"]["reasons"])
+        pending.extend(reason_text(reason) for reason in sorted(unsettled))
         return reading, pending
 
     def _pass(self, doing: str, pending: list[str]) -> None:

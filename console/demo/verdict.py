@@ -17,12 +17,11 @@ PLACES = ("inside_instances", "between_instances")
 
 @dataclass(frozen=True)
 class Published:
-    """What one rank has published: batches in each process life, and the engine time of the last."""
+    """What one rank has published: batches in each process life."""
 
     instance_id: str
     dp_rank: int
     lives: tuple[int, ...]
-    last_us: int
 
     @property
     def key(self) -> str:
