@@ -15,15 +15,16 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 from producers.continuity import Arrival
 from producers.delivery import Delivery
 from producers.identity import Identity, IdentityKey
-from producers.resolver import RankResolver
+from producers.resolver import DEFAULT_MAX_BLOCKS, RankResolver
 from producers.stream import RankStream
 from producers.subscription import Subscription
-from producers.wire import WireError, decode
+from producers.wire import MAX_PAYLOAD_BYTES, WireError, decode
 from schemas import codec, records, topics
 from schemas.errors import KvcensusError
 
@@ -40,11 +41,16 @@ _NEEDED_TOPICS = (topics.BATCHES.name, topics.LIFECYCLE.name)
 
 @dataclass(frozen=True)
 class ForwarderConfig:
-    """What one forwarder is told. Times in seconds.
+    """What one forwarder is told. Times in seconds, sizes in bytes.
 
     ``endpoint`` and ``replay_endpoint`` are the rank's own event sockets; without the latter nothing missed can be asked for.
-    ``startup_timeout`` bounds the wait for Kafka at the start, ``stop_timeout`` the wait until everything is delivered at the
-    end. With ``idle``, the forwarder stops by itself when no batch came for that long.
+    ``dp_rank`` None: the rank is the one that the batches name themselves (0 where they name none).
+    ``bootstrap_servers`` None: no Kafka, and then ``segments`` names a folder for sealed Parquet segments, which may also be written
+    beside Kafka. ``spool`` is the folder that keeps what Kafka has not acknowledged, and where the stream stands, over any end of
+    the process; None keeps both in memory alone. ``startup_timeout`` is how long to wait for Kafka at the start before saying that
+    it is away, ``stop_timeout`` bounds the wait until everything is delivered at the end. With ``idle``, the forwarder stops by itself
+    when no batch came for that long. ``max_blocks`` bounds the identities remembered for each rank. ``metrics_url`` is the
+    engine's own ``/metrics``.
     """
 
     instance_id: str
@@ -61,6 +67,20 @@ class ForwarderConfig:
     model: str | None = None
     kv_connector: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    engine_profile: records.EngineProfile = "vllm"
+    gpus_per_rank: float | None = None
+    kv_bytes_per_token: int | None = None
+    prefill_rate: float | None = None
+    staleness: float = 60.0
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    max_blocks: int = DEFAULT_MAX_BLOCKS
+    spool: Path | None = None
+    spool_bytes: int = 1 << 30
+    segments: Path | None = None
+    segments_bytes: int = 10 << 30
+    segment_seconds: float = 300.0
+    metrics_url: str | None = None
+    metrics_interval: float = 5.0
     replay_timeout: float = 5.0
     startup_timeout: float = 30.0
     heartbeat: float = 5.0

@@ -20,6 +20,7 @@ NO_ID = bytes(ID_BYTES)
 OpKind = Literal["STORE", "REMOVE", "CLEAR"]
 ParentState = Literal["ROOT", "CONTENT", "UNKNOWN"]
 ReuseReporting = Literal["none", "labelled", "unlabelled"]
+EngineProfile = Literal["vllm", "sglang"]
 Removals = Literal["per_copy", "last_copy"]
 Cause = Literal["evicted", "cleared", "restarted", "concurrent", "ambiguous_reload"]
 
@@ -27,10 +28,12 @@ Cause = Literal["evicted", "cleared", "restarted", "concurrent", "ambiguous_relo
 class Op(msgspec.Struct, gc=False):
     """One step of a batch, in the engine's order: a run of blocks stored or removed, or a clear.
 
-    ``group_idx`` and ``tier`` are null only on a CLEAR, where they mean "all". ``block_size`` is in tokens,
-    0 where the event gave none. ``content_ids`` is empty, or as long as ``block_ids``. ``parent_state`` and
-    ``parent_content_id`` speak of the first block of the run; each later block's parent is the one before it,
-    unless the state is UNKNOWN, which holds for every block of the run.
+    On a CLEAR a null ``group_idx`` or ``tier`` means "all". ``block_size`` is in tokens,
+    0 where the event gave none. ``content_ids`` is empty, or as long as ``block_ids``. ``parent_state``,
+    ``parent_content_id`` and ``parent_block_id`` (null at a root, and where the run's hashes cannot be assigned) speak of the
+    first block of the run; each later block's parent is the one before it, unless the state is UNKNOWN, which holds for every
+    block of the run. ``extra_keys`` is empty, or has an entry for each block: the 16-byte pseudonyms of its extra keys, one after
+    another. ``session_id`` is a pseudonym as well. On a STORE or REMOVE a null ``tier`` means that the event named none.
     """
 
     kind: OpKind
@@ -45,6 +48,12 @@ class Op(msgspec.Struct, gc=False):
     spec_kind: str | None = None
     lora_name: str | None = None
     reused: bool = False
+    parent_block_id: bytes | None = None
+    lora_id: int | None = None
+    spec_sliding_window: int | None = None
+    extra_keys: list[bytes] = []
+    session_id: bytes | None = None
+    ownership: str | None = None
 
 
 class Batch(msgspec.Struct, gc=False):
@@ -56,10 +65,15 @@ class Batch(msgspec.Struct, gc=False):
 
 
 class HolderReset(msgspec.Struct, gc=False):
-    """The engine process came back empty: everything of the rank ends at ``boundary_us``."""
+    """Everything known of the rank ends at ``boundary_us``, and another life begins.
+
+    ``cause`` ``restarted``: the engine process came back empty. ``rekeyed``: the engine goes on, but the identity key, its epoch
+    or the declared model is another, so that no id from before compares with one from here on.
+    """
 
     boundary_us: int
     reason: str
+    cause: Literal["restarted", "rekeyed"] = "restarted"
 
 
 class Loss(msgspec.Struct, gc=False):
@@ -77,10 +91,25 @@ class Refusal(msgspec.Struct, gc=False):
     payload_bytes: int
 
 
+class IdentityRefused(msgspec.Struct, gc=False):
+    """The forwarder forgot ``refused`` blocks of one group, to stay within its bound on blocks.
+
+    What chains onto them from ``window_start_us`` to ``window_end_us`` (engine time, both inclusive) may lack a content id.
+    """
+
+    group_idx: int
+    refused: int
+    window_start_us: int
+    window_end_us: int
+
+
 class Declaration(msgspec.Struct, gc=False):
     """What the operator declared about a rank; holds from here on until the next one.
 
-    ``workload`` and ``model`` null mean undeclared. ``canary`` is a hex value only holders of one key can emit.
+    ``workload`` and ``model`` null mean undeclared, as does any other null. ``canary`` is a hex value only holders of one key can
+    emit. ``prefill_rate`` is prompt tokens per second of the whole rank, ``kv_bytes_per_token`` over all its tensor-parallel shards.
+    A forwarder that is there says so every ``heartbeat_ms``; one not heard of for ``staleness_ms`` is not counted on (0: undeclared).
+    Payloads beyond ``max_payload_bytes`` are refused unread.
     """
 
     reuse_reporting: ReuseReporting
@@ -92,13 +121,22 @@ class Declaration(msgspec.Struct, gc=False):
     canary: str = ""
     forwarder_version: str = ""
     labels: dict[str, str] = {}
+    engine_profile: EngineProfile = "vllm"
+    gpus_per_rank: float | None = None
+    kv_bytes_per_token: int | None = None
+    prefill_rate: float | None = None
+    heartbeat_ms: int = 0
+    staleness_ms: int = 0
+    max_payload_bytes: int = 0
 
 
 class RankMessage(msgspec.Struct, gc=False):
-    """A message on ``kvcensus.batches``, key :func:`rank_key`; exactly one of the last five fields is set.
+    """A message on ``kvcensus.batches``, key :func:`rank_key`; exactly one of ``batch`` to ``identity_refused`` is set.
 
     ``seq`` is the engine's own number for a batch or refusal; on other messages, the number the next batch of this
-    life is expected to carry. ``at_us`` is the batch's engine time; on other messages, the engine time last seen (0: none).
+    life is expected to carry. ``skipped`` is how many numbers right before ``seq`` belong to other ranks that the engine numbers
+    together with this one: they are not missing. ``at_us`` is the batch's engine time; on other messages, the engine time last
+    seen (0: none).
     (rank, ``life_id``, ``seq``) names a batch for good.
     """
 
@@ -114,10 +152,35 @@ class RankMessage(msgspec.Struct, gc=False):
     loss: Loss | None = None
     refusal: Refusal | None = None
     declaration: Declaration | None = None
+    identity_refused: IdentityRefused | None = None
+    skipped: int = 0
+
+
+class Declared(msgspec.Struct, gc=False):
+    """In brief what ``kvcensus.batches`` holds in full: a holder_reset, loss, refusal, declaration or identity_refused.
+
+    ``first_seq`` and ``last_seq`` are the lost range; elsewhere both are the message's ``seq``.
+    """
+
+    kind: Literal["holder_reset", "loss", "refusal", "declaration", "identity_refused"]
+    life_id: str
+    first_seq: int
+    last_seq: int
+    at_us: int
+    reason: str | None = None
 
 
 class Lifecycle(msgspec.Struct, gc=False):
-    """A forwarder's start, heartbeat or stop on ``kvcensus.lifecycle``; counters are cumulative per incarnation."""
+    """A forwarder's start, heartbeat or stop on ``kvcensus.lifecycle``; counters are cumulative per incarnation.
+
+    Counters that are nullable are null in records of forwarders that did not count them. ``msgs_seen``: messages that came in;
+    ``oversized`` and ``malformed``: those of them (refused all the same) that were too large or no batch; ``too_large``: batches
+    that Kafka would not take for their size. ``events_ingested``: events of the batches read. ``content_bridge_entries``: blocks
+    whose identity is remembered now; ``content_bridge_evicted``: how many were forgotten for the bound. ``spool_bytes``
+    and ``spool_messages`` wait on disk now; ``spool_dropped``: batches that the spool's bound forced out, declared lost.
+    ``last_message_at_ms`` is null until the engine has sent something. ``declared`` is what was declared since the record
+    before, the first hundred of it, and ``declared_more`` how many more. Bounds as in :class:`Declaration`.
+    """
 
     kind: Literal["start", "heartbeat", "stop"]
     instance_id: str
@@ -138,6 +201,70 @@ class Lifecycle(msgspec.Struct, gc=False):
     canary: str = ""
     key_epoch: int = 0
     reason: str | None = None
+    forwarder_version: str = ""
+    endpoint: str = ""
+    msgs_seen: int | None = None
+    oversized: int | None = None
+    malformed: int | None = None
+    too_large: int | None = None
+    events_ingested: int | None = None
+    identity_conflicts: int | None = None
+    shared_contents: int | None = None
+    content_bridge_entries: int | None = None
+    content_bridge_evicted: int | None = None
+    rank_mismatches: int | None = None
+    connections: int | None = None
+    spool_bytes: int | None = None
+    spool_messages: int | None = None
+    spool_dropped: int | None = None
+    scrapes: int | None = None
+    scrapes_failed: int | None = None
+    rss_bytes: int | None = None
+    last_message_at_ms: int | None = None
+    heartbeat_ms: int = 0
+    staleness_ms: int = 0
+    declared: list[Declared] = []
+    declared_more: int = 0
+
+
+class Histogram(msgspec.Struct, gc=False):
+    """A Prometheus histogram: ``counts[i]`` observations at or below ``bounds[i]`` (cumulative; the last bound is infinity)."""
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float
+
+
+class EngineMetrics(msgspec.Struct, gc=False):
+    """One scrape of an engine's own ``/metrics``, for one rank, on ``kvcensus.engine-metrics``.
+
+    Null is what the engine does not report. ``process_started_us``: when its process started. ``kv_cache_usage`` is the share
+    (0 to 1) of blocks that running requests hold, of ``num_gpu_blocks`` blocks of ``block_size`` tokens. Prefix cache
+    figures are in tokens; all counters are cumulative since the engine's start. ``histograms`` are in seconds, cumulative too:
+    ``time_to_first_token`` and ``request_prefill_time``.
+    """
+
+    instance_id: str
+    dp_rank: int
+    life_id: str
+    incarnation: str
+    at_ms: int
+    process_started_us: int | None = None
+    model_name: str | None = None
+    kv_cache_usage: float | None = None
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    preemptions: int | None = None
+    prefix_cache_queries: int | None = None
+    prefix_cache_hits: int | None = None
+    external_prefix_cache_queries: int | None = None
+    external_prefix_cache_hits: int | None = None
+    prompt_tokens: int | None = None
+    prompt_tokens_cached: int | None = None
+    generation_tokens: int | None = None
+    histograms: dict[str, Histogram] = {}
 
 
 class ResidencyStep(msgspec.Struct, gc=False):
@@ -333,7 +460,7 @@ class DuplicateWindow(msgspec.Struct, gc=False):
     between_blocks_end: int
 
 
-Record = RankMessage | Lifecycle | ResidencyChanges | DuplicateSteps | RankWindow | Recompute | DuplicateWindow
+Record = RankMessage | Lifecycle | EngineMetrics | ResidencyChanges | DuplicateSteps | RankWindow | Recompute | DuplicateWindow
 
 
 def rank_key(instance_id: str, dp_rank: int) -> str:

@@ -30,12 +30,13 @@ _KEPT = {"cleanup.policy": "delete", "retention.ms": WEEK_MS, "max.message.bytes
 
 BATCHES = Topic("kvcensus.batches", records.RankMessage, "rank", config=_KEPT)
 LIFECYCLE = Topic("kvcensus.lifecycle", records.Lifecycle, "rank", config=_KEPT)
+ENGINE_METRICS = Topic("kvcensus.engine-metrics", records.EngineMetrics, "rank", config=_KEPT)
 RESIDENCY = Topic("kvcensus.residency", records.ResidencyChanges, "rank (partition = content shard)", config=_KEPT)
 DUPLICATE_STEPS = Topic("kvcensus.duplicate-steps", records.DuplicateSteps, "shard", single_partition=True, config=_KEPT)
 RANK_WINDOWS = Topic("kvcensus.rank-windows", records.RankWindow, "rank", config=_KEPT)
 RECOMPUTES = Topic("kvcensus.recomputes", records.Recompute, "rank", config=_KEPT)
 DUPLICATE_WINDOWS = Topic("kvcensus.duplicate-windows", records.DuplicateWindow, "scope", config=_KEPT)
 
-RECORD_TOPICS = (BATCHES, LIFECYCLE, RESIDENCY, DUPLICATE_STEPS, RANK_WINDOWS, RECOMPUTES, DUPLICATE_WINDOWS)
+RECORD_TOPICS = (BATCHES, LIFECYCLE, ENGINE_METRICS, RESIDENCY, DUPLICATE_STEPS, RANK_WINDOWS, RECOMPUTES, DUPLICATE_WINDOWS)
 
 DEFAULT_PARTITIONS = 4
