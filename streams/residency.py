@@ -33,6 +33,9 @@ SEMANTICS_VERSION = 1
 LONGEST_OBSERVED_US = 400 * 24 * 3_600 * 1_000_000
 """A step of engine time longer than this between two batches is a clock that jumped, not a stretch that was observed."""
 
+_DECLARED = ("reuse_reporting", "removals", "workload", "model", "kv_connector", "key_epoch", "canary")
+"""What a row carries of a declaration, or is counted by."""
+
 NO_SEQ = 2**63 - 1
 """Stands on the refusal of a message whose number no batch can have."""
 
@@ -168,11 +171,13 @@ class RankCore:
         elif message.life_id != self._life_id:
             self._attach(message.life_id)
         if message.declaration is not None:
-            self._declaration = message.declaration
+            self._declare(message.declaration)
         elif message.loss is not None:
             self._lose(message.loss)
         elif message.refusal is not None:
-            self._refuse(message.seq)
+            self._refuse(message.seq, message.skipped)
+        elif message.identity_refused is not None:
+            self._note("identity_refused")
         elif message.batch is not None:
             self._batch(message)
 
@@ -199,6 +204,18 @@ class RankCore:
         window.lost_batches += lost
         window.refused_batches += refused
 
+    def _declare(self, declaration: Declaration) -> None:
+        """What holds from here on. Within a life, a change is named in the row in which it falls: that one mixes both."""
+        if self._next_seq is not None and any(getattr(declaration, name) != getattr(self._declaration, name) for name in _DECLARED):
+            self._note("redeclared")
+        self._declaration = declaration
+
+    def _note(self, reason: str) -> None:
+        """Name ``reason`` in the row of the newest batch and in that of the next."""
+        self._pending_reasons.add(reason)
+        if self.watermark_us:
+            self._touch(self.watermark_us).reasons.add(reason)
+
     def _lose(self, loss: Loss) -> None:
         first = loss.first_seq if self._next_seq is None else max(loss.first_seq, self._next_seq)
         if loss.last_seq < first:
@@ -206,21 +223,25 @@ class RankCore:
         self._next_seq = loss.last_seq + 1
         self._break("lost", lost=loss.last_seq - first + 1)
 
-    def _refuse(self, seq: int) -> None:
+    def _refuse(self, seq: int, skipped: int) -> None:
         if seq < NO_SEQ:
             if self._is_duplicate(seq):
                 return
-            self._advance(seq)
+            self._advance(seq, skipped)
         self._break("refused", refused=1)
 
-    def _advance(self, seq: int) -> None:
-        """The stream goes on with ``seq``, which is not behind; what lies between and was not declared is lost all the same."""
+    def _advance(self, seq: int, skipped: int) -> None:
+        """The stream goes on with ``seq``, which is not behind; what lies between and was not declared is lost all the same.
+
+        The ``skipped`` numbers before it belong to other ranks.
+        """
+        first = seq - skipped
         if self._next_seq is None:
-            self._warmup = seq > 0
+            self._warmup = first > 0
             if self._warmup:
                 self._pending_reasons.add("late_attach")
-        elif seq > self._next_seq:
-            self._break("undeclared_gap", lost=seq - self._next_seq)
+        elif first > self._next_seq:
+            self._break("undeclared_gap", lost=first - self._next_seq)
         self._next_seq = seq + 1
 
     def _batch(self, message: RankMessage) -> None:
@@ -229,7 +250,7 @@ class RankCore:
         seq = message.seq
         if self._is_duplicate(seq):
             return
-        self._advance(seq)
+        self._advance(seq, message.skipped)
         counting = message.at_us > self._muted_until_us
         # Events apply in the engine's order; where its clock stepped back, they take the newest time it has shown.
         at = max(message.at_us, self.watermark_us)
@@ -513,16 +534,23 @@ class RankCore:
     # -- lives ---------------------------------------------------------------------------------------------------
 
     def _reset(self, life_id: str, reset: HolderReset) -> None:
-        """The engine came back empty: everything ends at the boundary, before anything else of that instant (rule 1)."""
+        """The engine came back empty: everything ends at the boundary, before anything else of that instant (rule 1).
+
+        Where only the ids are others from here on (``rekeyed``), what was open ends without a cause, and no history compares.
+        """
         at = max(reset.boundary_us, self.watermark_us)
+        rekeyed = reset.cause == "rekeyed"
         if self._life_id:
             window = self._touch(at, self._life_id)
-            window.reasons.add("restarted")
-            self._carry_history()
+            window.reasons.add(reset.cause)
+            if rekeyed:
+                self._carried.clear()
+            else:
+                self._carry_history()
             for group, blocks in self._groups.items():
                 for block in blocks.values():
                     ended = self._close_all(group, block, None)
-                    if ended is None:
+                    if ended is None or rekeyed:
                         continue
                     if ended:
                         total = window.groups.setdefault(group, GroupCounters(group))
@@ -536,7 +564,7 @@ class RankCore:
             self.watermark_us = at
             self._moved = True
         self._begin_life(life_id)
-        self._pending_reasons.add("restarted")
+        self._pending_reasons.add(reset.cause)
         self._muted_until_us = -1
 
     def _attach(self, life_id: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.records import Batch, Declaration, Loss, Op, RankMessage, RankWindow, Refusal
+from schemas.records import Batch, Declaration, HolderReset, IdentityRefused, Loss, Op, RankMessage, RankWindow, Refusal
 from sql.figures import assemble
 from sql.totals import totals_from_records
 from streams.offline import count
@@ -104,3 +104,61 @@ def test_a_row_is_declared_as_it_was_counted_whenever_it_is_given_out() -> None:
     often, late = rows({0, 1, 2, 3}), rows({3})
     assert often == late
     assert [row.workload for _, row in sorted(late.items())] == ["old", "new"]
+
+
+def rows(*stream: RankMessage) -> list[RankWindow]:
+    core = RankCore("a", 0)
+    for offset, each in enumerate(stream):
+        core.apply(each, offset)
+    return core.drain().windows
+
+
+def test_numbers_of_other_ranks_are_not_missing() -> None:
+    def counted(skipped: int) -> RankWindow:
+        last = batch(4, 3, remove())
+        last.skipped = skipped
+        return rows(DECLARED, batch(0, 1, store()), last)[-1]
+
+    assert (counted(3).lost_batches, counted(3).observed_us, counted(3).reasons) == (0, 2 * SECOND, [])
+    assert (counted(2).lost_batches, counted(2).observed_us, counted(2).reasons) == (1, 0, ["undeclared_gap"])
+    refused = message(seq=4, refusal=Refusal("garbage", 3))
+    refused.skipped = 3
+    assert rows(DECLARED, batch(0, 1, store()), refused)[-1].lost_batches == 0
+
+
+def test_a_stream_that_shares_its_numbers_is_seen_from_its_beginning() -> None:
+    first = batch(2, 1, store())
+    first.skipped = 2
+    assert not rows(DECLARED, first)[-1].warmup
+    assert rows(DECLARED, batch(2, 1, store()))[-1].warmup
+
+
+def test_where_no_medium_is_named_it_is_the_gpu() -> None:
+    bare = Op("STORE", 0, None, None, 16, X, X)
+    gone = Op("REMOVE", 0, None, None, block_ids=X)
+    total = rows(DECLARED, batch(0, 1, bare), batch(1, 2, gone), batch(2, 3, store()))[-1].groups[0]
+    assert (total.gpu, total.stored_blocks, total.evicted_blocks, total.recompute_evicted_blocks) == (True, 2, 1, 1)
+
+
+def test_a_new_key_ends_what_was_held_without_a_cause_and_is_named() -> None:
+    y = b"y" * 16
+    rekeyed = message(seq=2, life="two", holder_reset=HolderReset(START + 2 * SECOND, "another key", "rekeyed"))
+    stream = [DECLARED, batch(0, 1, store()), batch(1, 2, Op("STORE", 0, "GPU", None, 16, y, y)), rekeyed]
+    stream += [message(life="two", declaration=EXACT), batch(2, 3, store(), life="two")]
+    old, new = rows(*stream)
+    assert (old.groups[0].restarted_blocks, old.groups[0].resident_blocks, old.reasons) == (0, 0, ["rekeyed"])
+    assert (new.groups[0].recompute_restarted_blocks, new.groups[0].resident_blocks, new.warmup) == (0, 1, True)
+    assert set(new.reasons) == {"rekeyed", "late_attach"}
+
+
+def test_a_changed_declaration_is_named_where_it_falls_and_an_equal_one_is_not() -> None:
+    again = message(seq=1, declaration=EXACT)
+    other = message(seq=1, declaration=Declaration("none", "per_copy", workload="batch", model="m"))
+    assert rows(DECLARED, batch(0, 1, store()), again, batch(1, 2, remove()))[-1].reasons == []
+    changed = rows(DECLARED, batch(0, 1, store()), other, batch(1, 12, remove()), batch(2, 25, store()))
+    assert [(row.workload, row.reasons) for row in changed] == [("batch", ["redeclared"]), ("batch", ["redeclared"]), ("batch", [])]
+
+
+def test_forgotten_identities_are_named() -> None:
+    forgotten = message(seq=1, identity_refused=IdentityRefused(0, 3, START, START + SECOND))
+    assert rows(DECLARED, batch(0, 1, store()), forgotten)[-1].reasons == ["identity_refused"]
