@@ -10,7 +10,9 @@ arrived and what time it is, says when to ask for a replay, and gives out batche
   by the reader of the order;
 - a jump back is a restart: the buffer then belongs to the new life, so it is asked for from 0, and the batches of the new
   life come out from its first one on;
-- every new connection is a reason to ask: the tail of what was missed shows in nothing else.
+- every new connection is a reason to ask: the tail of what was missed shows in nothing else. An order that goes on where another
+  process left it asks in the same way, so that what happened meanwhile is told like what happened while disconnected;
+- where a connection broke and no answer proves that the engine is still in the same life, the first batch after it is marked.
 
 What came by replay and live is given out once. What came live twice is given out twice: that is the engine's doing, for
 the reader to judge and count.
@@ -18,6 +20,7 @@ the reader to judge and count.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,11 +33,19 @@ REMEMBERED_BATCHES = 16_384
 """How many of the latest batches of a life are remembered by a digest, to tell a repetition from a restart."""
 
 
-class Arrival(msgspec.Struct, frozen=True, gc=False):
+def payload_digest(payload: bytes) -> bytes:
+    """16 bytes that tell one payload from another, the same in every process: what a batch is remembered by."""
+    return hashlib.blake2b(payload, digest_size=16).digest()
+
+
+class Arrival(msgspec.Struct, gc=False, eq=False):
     """One batch as an engine sent it.
 
     ``at_ms`` is this host's clock at receipt; ``replayed``: it came from the replay socket; ``begins_life``: it is the first of
-    another engine life although its number does not show it.
+    another engine life. ``reconnected``: it is the first one after the connection broke, or after another process's end, and no
+    replay proves that the engine is still in the same life. ``rank`` is the data-parallel rank that the payload names (None:
+    not looked at, or it cannot be read). ``shared`` tells how a socket with several ranks numbers them: all together (True), or
+    each rank by itself (False); None: one rank only, so far. ``epoch`` counts the connections before it came.
     """
 
     seq: int
@@ -42,6 +53,27 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
     replayed: bool = False
     begins_life: bool = False
+    reconnected: bool = False
+    rank: int | None = None
+    shared: bool | None = None
+    epoch: int = 0
+    known_digest: bytes = b""
+
+    @property
+    def digest(self) -> bytes:
+        """:func:`payload_digest` of the payload, made once."""
+        if not self.known_digest:
+            self.known_digest = payload_digest(self.payload)
+        return self.known_digest
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Where another process left an order: the number expected next, the digest of the batch before it (empty: not known), and
+    the newest engine time in microseconds."""
+
+    next_seq: int
+    anchor: bytes
+    newest_us: int
 
 
 Cause = Literal["attached", "gap", "restart", "other life", "nothing buffered", "doubt"]
@@ -57,6 +89,7 @@ class Exchange:
     deadline: float
     answered: dict[int, Arrival] = field(default_factory=dict)
     asked_again: bool = False
+    asked_from: int = 0
     before: dict[int, Arrival] = field(default_factory=dict)
     """The answer that led to this question: what the engine buffered a moment earlier, unless it restarted since."""
 
@@ -88,19 +121,33 @@ class Continuity:
 
     ``engine_time`` gives a payload's engine time in microseconds, or None if it cannot be read; it is asked only around
     restarts and replays. ``replay_timeout`` is the longest silence of the replay socket, in seconds, that is waited out.
+    ``resume`` goes on where another process left the order. Several orders may share one ``ready`` and one ``counters``.
     """
 
-    def __init__(self, can_replay: bool, replay_timeout: float, engine_time: Callable[[bytes], int | None]) -> None:
-        self.ready: deque[Arrival] = deque()
-        self.counters = Counters()
+    def __init__(
+        self,
+        can_replay: bool,
+        replay_timeout: float,
+        engine_time: Callable[[bytes], int | None],
+        *,
+        resume: Resume | None = None,
+        ready: deque[Arrival] | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.ready: deque[Arrival] = deque() if ready is None else ready
+        self.counters = Counters() if counters is None else counters
         self.ask: int | None = None
         """A sequence number to ask the replay socket for, once; set back to None by :meth:`take_ask`."""
         self._can_replay = can_replay
         self._replay_timeout = replay_timeout
         self._engine_time = engine_time
-        self._next: int | None = None
+        self._next: int | None = resume.next_seq if resume else None
         self._newest: bytes | None = None
-        self._given: dict[int, int] = {}
+        self._newest_us: int | None = resume.newest_us if resume else None
+        self._given: dict[int, bytes] = {resume.next_seq - 1: resume.anchor} if resume and resume.anchor else {}
+        self._epoch = 0
+        self._unproven = False
+        """The connection is another one than that of the last batch given out, and nothing yet proves the same engine life."""
         self._given_by_replay: set[int] = set()
         self._doubtful = False
         """The engine buffered nothing of the life given out so far: what comes next is looked at before it counts as its continuation."""
@@ -118,6 +165,16 @@ class Continuity:
         return len(self._held)
 
     @property
+    def next_seq(self) -> int | None:
+        """The number expected next; None before the first batch."""
+        return self._next
+
+    @property
+    def question(self) -> int | None:
+        """The number from which the replay under way was last asked for; None without one."""
+        return self._exchange.asked_from if self._exchange else None
+
+    @property
     def deadline(self) -> float | None:
         """When :meth:`tick` has to be called at the latest, on the clock of the ``now`` arguments."""
         return self._exchange.deadline if self._exchange else None
@@ -125,10 +182,13 @@ class Continuity:
     def take_ask(self) -> int | None:
         """The start number of a replay to ask for now, on a fresh socket: an older question's answers no longer count."""
         ask, self.ask = self.ask, None
+        self.counters.replays_asked += ask is not None
         return ask
 
     def connected(self, now: float) -> None:
         """The live socket is connected (again): ask for what was published before."""
+        self._epoch += 1
+        self._unproven = self._next is not None
         if not self._can_replay:
             return
         if self._exchange is None:
@@ -140,6 +200,7 @@ class Continuity:
 
     def live(self, arrival: Arrival, now: float) -> None:
         """A batch came on the live socket."""
+        arrival.epoch = self._epoch
         if self._exchange is not None:
             self._held.append(arrival)
         elif arrival.seq == self._next and not self._doubtful:
@@ -151,6 +212,7 @@ class Continuity:
         """A batch came on the replay socket. The first one of a number stands."""
         if self._exchange is None:
             return
+        arrival.epoch = self._epoch
         self._exchange.deadline = now + self._replay_timeout
         self._exchange.answered.setdefault(arrival.seq, arrival)
 
@@ -185,6 +247,11 @@ class Continuity:
         else:
             self._settle(exchange, now)
 
+    def give_up(self, now: float) -> None:
+        """Wait for no replay any more: give out what there is."""
+        while self._exchange is not None:
+            self._settle(self._exchange, now)
+
     # -- asking
 
     def _begin(self, cause: Cause, now: float, before: dict[int, Arrival] | None = None) -> None:
@@ -195,8 +262,8 @@ class Continuity:
         self._put_ask(start)
 
     def _put_ask(self, start: int) -> None:
-        self.ask = start
-        self.counters.replays_asked += 1
+        assert self._exchange is not None
+        self.ask = self._exchange.asked_from = start
 
     def _out_of_order(self, arrival: Arrival, now: float) -> None:
         cause: Cause | None = None
@@ -215,7 +282,7 @@ class Continuity:
     # -- judging
 
     def _repeats(self, arrival: Arrival) -> bool:
-        return self._given.get(arrival.seq) == hash(arrival.payload)
+        return self._given.get(arrival.seq) == arrival.digest
 
     def _restarted_by(self, arrival: Arrival) -> bool:
         """Whether a batch with a number already passed is of a new engine life.
@@ -228,13 +295,27 @@ class Continuity:
         at_us = self._engine_time(arrival.payload)
         if at_us is None:
             return False
-        if arrival.seq in self._given or self._newest is None:
+        if arrival.seq in self._given:
             return True
-        newest_us = self._engine_time(self._newest)
+        newest_us = self._newest_time()
         return newest_us is None or at_us > newest_us
 
-    def _is_new(self, answers: list[Arrival]) -> bool:
-        """Whether an answer is of another life than the one given out so far."""
+    def _newest_time(self) -> int | None:
+        """Engine time of the last batch given out, or of the last one before it that could be read and was looked at."""
+        if self._newest is not None:
+            at_us = self._engine_time(self._newest)
+            self._newest_us, self._newest = self._newest_us if at_us is None else at_us, None
+        return self._newest_us
+
+    def _is_new(self, cause: Cause, answers: list[Arrival]) -> bool:
+        """Whether an answer is of another life than the one given out so far.
+
+        After an engine buffered nothing from the last batch given out, one that ends before that batch is of another life also
+        if its clock was set back, which is all there is to tell by where the old numbers are not remembered.
+        """
+        ended_earlier = cause == "nothing buffered" and self._next is not None and answers[-1].seq < self._next - 1
+        if ended_earlier and not any(answer.seq in self._given for answer in answers):
+            return any(self._engine_time(answer.payload) is not None for answer in answers)
         return any(self._restarted_by(answer) for answer in answers if not self._follows(answer))
 
     def _other_life(self, exchange: Exchange) -> Cause | None:
@@ -280,10 +361,13 @@ class Continuity:
         self.ask = None
         held, self._held = self._held, deque()
         answers = exchange.all()
+        anchor = exchange.answered.get(self._next - 1) if self._next is not None else None
+        if anchor is not None and self._repeats(anchor):
+            self._unproven = False
         if answers:
             for _ in range(self._older(held, answers[0])):
                 self._accept(held.popleft())
-            if exchange.cause == "other life" or self._is_new(answers):
+            if exchange.cause == "other life" or self._is_new(exchange.cause, answers):
                 answers[0] = self._new_life(answers[0])
         for answer in answers:
             while held and self._follows(held[0]) and held[0].seq < answer.seq:
@@ -325,12 +409,12 @@ class Continuity:
 
     def _new_life(self, first: Arrival) -> Arrival:
         """Forget the life so far; ``first`` as it is to be given out."""
-        hidden = self._next is not None and first.seq >= self._next
+        begins = self._next is not None
         self._given.clear()
         self._given_by_replay.clear()
         self._next = first.seq
-        self._doubtful = False
-        return msgspec.structs.replace(first, begins_life=True) if hidden else first
+        self._doubtful = self._unproven = False
+        return msgspec.structs.replace(first, begins_life=True) if begins else first
 
     def _give(self, arrival: Arrival) -> None:
         seq = arrival.seq
@@ -342,10 +426,12 @@ class Continuity:
             self.counters.jumps_left += self._next is not None
             self._given = {known: digest for known, digest in self._given.items() if known > forgotten}
             self._given_by_replay = {known for known in self._given_by_replay if known > forgotten}
-        self._given[seq] = hash(arrival.payload)
+        self._given[seq] = arrival.digest
         if arrival.replayed:
             self.counters.replayed += 1
             self._given_by_replay.add(seq)
+        if self._unproven and arrival.epoch == self._epoch:
+            self._unproven, arrival.reconnected = False, True
         self._newest = arrival.payload
         self._next = seq + 1
         self.ready.append(arrival)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers import capture
+from producers.continuity import payload_digest
 from producers.identity import Identity, IdentityKey
 from producers.resolver import RankResolver
 from producers.stream import Position, RankStream
@@ -233,7 +234,7 @@ def test_a_stream_goes_on_where_another_process_left_it() -> None:
     first = rank_stream()
     for seq in range(3):
         first.feed(seq, payload(10 + seq, seq), 1)
-    assert first.position == Position("life-0", 3, 12_000_000)
+    assert first.position == Position("life-0", 3, 12_000_000, payload_digest(payload(12, 2)))
     second = rank_stream(position=first.position)
     assert second.verdict(3, payload(13)) == "next"
     for seq in range(3):  # a replay from the start
