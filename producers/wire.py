@@ -40,9 +40,11 @@ class WireError(KvcensusError):
 class Stored(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False, kw_only=True):
     """One run of blocks stored: each block of ``block_hashes`` is the parent of the next one.
 
-    ``parent_block_hash`` None is the root of a prompt; ``token_ids`` None means that the event names no tokens. ``block_size``
-    is in tokens, 0 in placeholder events. ``extra_keys`` has one entry per block (None, or a list), or is None. ``medium``
-    and ``group_idx`` are None where the event has none. Hashes are unsigned 64-bit integers or bytes.
+    ``parent_block_hash`` None is the root of a prompt; ``token_ids`` None means that the event names no tokens, or something in
+    their place that is no list of integers (redacted). ``block_size`` is in tokens, 0 in placeholder events. ``extra_keys`` has
+    one entry per block (None, or a list), or is None. ``medium`` and ``group_idx`` are None where the event has none.
+    ``cache_salt`` is what the whole run was stored under, in engines that say it so (read by the ``sglang`` profile only).
+    Hashes are unsigned 64-bit integers or bytes. ``session_id`` is whatever the engine sends, ``ownership`` its own word.
     """
 
     block_hashes: list[_Hash]
@@ -55,7 +57,11 @@ class Stored(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False, kw_o
     extra_keys: list[Any] | None = None
     group_idx: _Count | None = None
     spec_kind: str | None = msgspec.field(default=None, name="kv_cache_spec_kind")
+    spec_sliding_window: _Count | None = msgspec.field(default=None, name="kv_cache_spec_sliding_window")
     locality: str | None = None
+    ownership: str | None = None
+    session_id: Any = None
+    cache_salt: Any = None
     reused: bool | None = None
 
 
@@ -66,6 +72,7 @@ class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved", gc=False, kw
     medium: str | None = None
     group_idx: _Count | None = None
     locality: str | None = None
+    ownership: str | None = None
 
 
 class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", gc=False, kw_only=True):
@@ -99,6 +106,7 @@ class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False)
     extra_keys: list[Any] | None = None
     group_idx: _Count | None = None
     spec_kind: str | None = None
+    spec_sliding_window: _Count | None = None
 
 
 class _RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", gc=False):
@@ -216,6 +224,7 @@ def _from_array(event: _EventArray) -> Event:
             extra_keys=event.extra_keys,
             group_idx=event.group_idx,
             spec_kind=event.spec_kind,
+            spec_sliding_window=event.spec_sliding_window,
         )
     if isinstance(event, _RemovedArray):
         return Removed(block_hashes=event.block_hashes, medium=event.medium, group_idx=event.group_idx)
@@ -277,9 +286,11 @@ def _known_event(event: Any) -> Event | None:
         if kind is None:
             return None
         for name in _REQUIRED[tag]:
-            if event.get(name) is None:
+            if event.get(name) in (None, ""):
                 raise WireError(f"{tag} without {name}")
         _unsign(event, "block_hashes", "parent_block_hash")
+        if kind is Stored and not _are_tokens(event.get("token_ids")):
+            event["token_ids"] = None
         event["type"] = kind.__struct_config__.tag
         return msgspec.convert(event, kind)
     if isinstance(event, list):
@@ -290,8 +301,15 @@ def _known_event(event: Any) -> Event | None:
         if array_kind is None:
             return None
         _unsign(event, 1, 2 if array_kind is _StoredArray else None)
+        if array_kind is _StoredArray and len(event) > 3 and not _are_tokens(event[3]):
+            event[3] = None
         return _from_array(msgspec.convert(event, array_kind))
     raise WireError(f"event is neither a map nor an array but {type(event).__name__}")
+
+
+def _are_tokens(value: Any) -> bool:
+    """Whether ``value`` is a list of integers. Anything else is no refusal: an operator may have had the token ids redacted."""
+    return isinstance(value, list) and all(type(token) is int for token in value)
 
 
 def _unsign(event: Any, hashes_at: Any, parent_at: Any) -> None:

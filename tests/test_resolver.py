@@ -66,7 +66,7 @@ def test_a_prompt_from_its_root() -> None:
             Op(
                 "STORE",
                 0,
-                "GPU",
+                None,
                 None,
                 SIZE,
                 b"".join(PSEUDONYM(block_hash) for block_hash in (11, 12, 13)),
@@ -251,7 +251,7 @@ def test_a_long_reversed_batch_takes_one_visit_per_block() -> None:
 def test_removals_of_one_place_become_one_op_and_order_is_kept() -> None:
     events = (
         Removed(block_hashes=[1], medium="GPU", group_idx=0),
-        Removed(block_hashes=[2]),
+        Removed(block_hashes=[2], medium="GPU"),
         Removed(block_hashes=[3, 4], medium="gpu"),
         Removed(block_hashes=[5], group_idx=1),
         Removed(block_hashes=[6], group_idx=1, medium="CPU"),
@@ -266,10 +266,10 @@ def test_removals_of_one_place_become_one_op_and_order_is_kept() -> None:
     seen = [(op.kind, op.group_idx, op.tier, op.locality, ids(op.block_ids)) for op in ops]
     assert seen == [
         ("REMOVE", 0, "GPU", None, [PSEUDONYM(h) for h in (1, 2, 3, 4)]),
-        ("REMOVE", 1, "GPU", None, [PSEUDONYM(5)]),
+        ("REMOVE", 1, None, None, [PSEUDONYM(5)]),
         ("REMOVE", 1, "CPU", None, [PSEUDONYM(6)]),
         ("REMOVE", 1, "CPU", "REMOTE", [PSEUDONYM(7)]),
-        ("STORE", 1, "GPU", None, [PSEUDONYM(8)]),
+        ("STORE", 1, None, None, [PSEUDONYM(8)]),
         ("REMOVE", 1, "CPU", "REMOTE", [PSEUDONYM(9), PSEUDONYM(10)]),
     ]
     assert (target.counters.blocks_removed, target.counters.blocks_stored) == (9, 1)
