@@ -24,15 +24,20 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+def dying_with_us(command: Sequence[str]) -> list[str]:
+    """What to start so that ``command`` (its first word a path) ends with the thread that starts it; on Linux only."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
 def spawn(command: Sequence[str], log: Path, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start ``command`` (its first word a path) with its output appended to ``log``.
 
     On Linux it ends with this process; elsewhere only if :func:`end` is called. It has a session of its own, so that a
     Ctrl-C in the terminal reaches us first and not both at once. ``env`` None passes ours on. Raises :class:`OSError`.
     """
-    words = list(command)
-    if sys.platform == "linux":
-        words = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *words]
+    words = dying_with_us(command)
     started: list[subprocess.Popen[bytes] | OSError] = []
     ready = threading.Event()
 

@@ -12,7 +12,10 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number, once it is seen to be one."""
-        number = float(super().convert(value, param, ctx))
+        try:
+            number = float(super().convert(value, param, ctx))
+        except OverflowError:  # an integer beyond every float
+            number = math.inf
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return number

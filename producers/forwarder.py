@@ -50,14 +50,14 @@ class ForwarderConfig:
     the process; None keeps both in memory alone. ``startup_timeout`` is how long to wait for Kafka at the start before saying that
     it is away, ``stop_timeout`` bounds the wait until everything is delivered at the end. With ``idle``, the forwarder stops by itself
     when no batch came for that long. ``max_blocks`` bounds the identities remembered for each rank. ``metrics_url`` is the
-    engine's own ``/metrics``.
+    engine's own ``/metrics``; ``metrics_listen`` is the (host, port) where the forwarder shows its own, None for nowhere.
     """
 
     instance_id: str
     endpoint: str
-    bootstrap_servers: str
+    bootstrap_servers: str | None
     key: IdentityKey
-    dp_rank: int = 0
+    dp_rank: int | None = 0
     replay_endpoint: str | None = None
     topic: str = ""
     kafka_options: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +81,7 @@ class ForwarderConfig:
     segment_seconds: float = 300.0
     metrics_url: str | None = None
     metrics_interval: float = 5.0
+    metrics_listen: tuple[str, int] | None = None
     replay_timeout: float = 5.0
     startup_timeout: float = 30.0
     heartbeat: float = 5.0
@@ -176,15 +177,18 @@ class _Run:
     def __init__(self, forwarder: Forwarder, subscription: Subscription) -> None:
         config = forwarder.config
         self._config = config
-        self._key = records.rank_key(config.instance_id, config.dp_rank).encode()
+        self._dp_rank = config.dp_rank or 0
+        self._key = records.rank_key(config.instance_id, self._dp_rank).encode()
         self._incarnation = forwarder.incarnation
         self._attached = forwarder.attached
         self._tally = forwarder.tally
         resolver = RankResolver(Identity(config.key, config.model), config.key)
-        self._stream = RankStream(config.instance_id, config.dp_rank, resolver, config.declaration(), forwarder.incarnation, _new_life_id)
+        self._stream = RankStream(config.instance_id, self._dp_rank, resolver, config.declaration(), forwarder.incarnation, _new_life_id)
         self._life_id = ""
         self._outbox: deque[tuple[str, bytes]] = deque()
         self._subscription = subscription
+        if config.bootstrap_servers is None:
+            raise KvcensusError("segments without Kafka are not written yet: give --bootstrap-servers")
         self._delivery = Delivery(config.bootstrap_servers, config.kafka_options, too_large)
 
     def run(self, stop: threading.Event) -> Outcome:
@@ -305,7 +309,7 @@ class _Run:
         record = records.Lifecycle(
             kind=kind,
             instance_id=config.instance_id,
-            dp_rank=config.dp_rank,
+            dp_rank=self._dp_rank,
             life_id=self._life_id,
             incarnation=self._incarnation,
             at_ms=_now_ms(),

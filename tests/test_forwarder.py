@@ -588,7 +588,7 @@ def test_missing_topics_are_named_with_the_remedy(tmp_path: Path) -> None:
         (("--instance", "x", "--reuse-reporting", "maybe"), 2, "--reuse-reporting"),
         (("--instance", "x", "--kafka-option", "acks=0", "--bootstrap-servers", "127.0.0.1:9"), 1, "acks"),
         (("--instance", "x", "--kafka-option", "nonsense=1", "--bootstrap-servers", "127.0.0.1:9"), 1, "nonsense"),
-        (("--instance", "x", "--kafka-option", "nonsense", "--bootstrap-servers", "127.0.0.1:9"), 1, "KEY=VALUE"),
+        (("--instance", "x", "--kafka-option", "nonsense", "--bootstrap-servers", "127.0.0.1:9"), 2, "KEY=VALUE"),
         (("--instance", "x", "--key-file", "/nowhere/key", "--bootstrap-servers", "127.0.0.1:9"), 1, "/nowhere/key"),
         (("--instance", "x"), 1, "--bootstrap-servers"),
     ],

@@ -4,187 +4,72 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from console.broker import find_bootstrap_servers
-from console.declaration_options import declaration_options
-from console.number_options import FiniteRange
-from producers.forwarder import Forwarder, ForwarderConfig, Outcome
-from producers.identity import MAX_EPOCH, IdentityKey, load_key, load_or_create_key
-from producers.subscription import check_endpoint
+from console.config_file import FileOptions
+from console.forward_config import (
+    ForwardOptions,
+    RankPlace,
+    check,
+    forwarder_config,
+    is_loopback,
+    place,
+    ranks,
+    settle,
+    shown_address,
+)
+from console.forward_options import FILE_OPTIONS, KEY_NAME, SECTIONS, forward_options
+from console.option_types import KeyValue
+from console.sectioned_command import ARGUMENTS, SectionedCommand
+from console.supervisor import USAGE, Ended, Job, supervise
+from producers.forwarder import Forwarder, Outcome
+from producers.identity import IdentityKey, load_key, load_or_create_key
 from schemas import environment
 from schemas.errors import KvcensusError
-from schemas.records import Removals, ReuseReporting, rank_key
+from schemas.records import rank_key
 
-LIVE_PORT = 5557
-"""vLLM's default: data-parallel rank r publishes on this port + r."""
+_LABEL_VARIABLE = "KVCENSUS_LABEL"
+_STRENGTH = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP, ParameterSource.ENVIRONMENT, ParameterSource.COMMANDLINE)
 
-KEY_NAME = "identity.key"
-
-_SECONDS = FiniteRange(min=0, min_open=True)
-
-
-class _Endpoint(click.ParamType):
-    """An address to connect to."""
-
-    name = "endpoint"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The address itself, once it is seen to be one."""
-        try:
-            check_endpoint(str(value))
-        except KvcensusError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
+_say_lock = threading.Lock()
 
 
 @click.command(
-    epilog="Every option also reads the environment variable that stands with it; the command line wins. Kafka client properties come "
-    "from --kafka-option or from variables such as KVCENSUS_KAFKA_SECURITY_PROTOCOL=SASL_SSL."
+    cls=SectionedCommand,
+    sections=SECTIONS,
+    context_settings={"max_content_width": 120},
+    epilog="Every option can also stand in an environment variable, KVCENSUS_ and its name in capitals (--dp-rank: KVCENSUS_DP_RANK), or "
+    "in the file of --config. The command line wins over the environment, the environment over the file.",
 )
-@click.option("--instance", required=True, envvar="KVCENSUS_INSTANCE", show_envvar=True, help="Name of the engine deployment, your choice.")
-@click.option(
-    "--dp-rank",
-    type=click.IntRange(0, 2**31 - 1),
-    default=0,
-    show_default=True,
-    envvar="KVCENSUS_DP_RANK",
-    show_envvar=True,
-    help="Data-parallel rank of this engine core.",
-)
-@click.option(
-    "--endpoint",
-    type=_Endpoint(),
-    metavar="tcp://HOST:PORT",
-    envvar="KVCENSUS_ENDPOINT",
-    show_envvar=True,
-    help=f"The rank's event socket.  [default: tcp://127.0.0.1:{LIVE_PORT} + rank]",
-)
-@click.option(
-    "--replay-endpoint",
-    type=_Endpoint(),
-    metavar="tcp://HOST:PORT",
-    envvar="KVCENSUS_REPLAY_ENDPOINT",
-    show_envvar=True,
-    help="The rank's replay socket, if the engine has one: with it, what was missed is asked for instead of declared lost.",
-)
-@click.option("--topic", default="", envvar="KVCENSUS_TOPIC", show_envvar=True, help="ZeroMQ topic prefix.  [default: everything]")
-@declaration_options
-@click.option(
-    "--key-file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="KVCENSUS_KEY_FILE",
-    show_envvar=True,
-    help="Identity key, 64 bytes. Ids compare only among ranks with the same key: share one file over the fleet.  "
-    f"[default: {KEY_NAME} in the data folder, made if missing]",
-)
-@click.option(
-    "--key-epoch",
-    type=click.IntRange(0, MAX_EPOCH),
-    default=0,
-    show_default=True,
-    envvar="KVCENSUS_KEY_EPOCH",
-    show_envvar=True,
-    help="Number of the key in use; part of every id.",
-)
-@click.option(
-    "--bootstrap-servers",
-    metavar="HOST:PORT[,…]",
-    envvar=environment.BOOTSTRAP_SERVERS,
-    show_envvar=True,
-    help="Kafka.  [default: the embedded broker that runs for the data folder]",
-)
-@click.option("--kafka-option", multiple=True, metavar="KEY=VALUE", help="A librdkafka property; repeatable.")
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    envvar=environment.DATA_DIR,
-    show_envvar=True,
-    help="Data folder of this host.",
-)
-@click.option(
-    "--heartbeat-seconds",
-    type=_SECONDS,
-    default=5.0,
-    show_default=True,
-    envvar="KVCENSUS_HEARTBEAT_SECONDS",
-    show_envvar=True,
-    help="How often to say that this forwarder is there, with its counters.",
-)
-@click.option(
-    "--replay-timeout",
-    type=_SECONDS,
-    default=5.0,
-    show_default=True,
-    envvar="KVCENSUS_REPLAY_TIMEOUT",
-    show_envvar=True,
-    help="Seconds of silence after which the replay socket is given up for the gap at hand.",
-)
-@click.option(
-    "--startup-timeout",
-    type=_SECONDS,
-    default=30.0,
-    show_default=True,
-    envvar="KVCENSUS_STARTUP_TIMEOUT",
-    show_envvar=True,
-    help="Seconds to wait for Kafka and its topics at the start.",
-)
-@click.option(
-    "--stop-timeout",
-    type=_SECONDS,
-    default=30.0,
-    show_default=True,
-    envvar="KVCENSUS_STOP_TIMEOUT",
-    show_envvar=True,
-    help="Seconds to wait at the end until Kafka has everything.",
-)
-@click.option(
-    "--once-idle",
-    type=_SECONDS,
-    metavar="SECONDS",
-    envvar="KVCENSUS_ONCE_IDLE",
-    show_envvar=True,
-    help="Stop by itself when no batch came for that long.",
-)
-@click.option("--json", "as_json", is_flag=True, help="At the end, print what was forwarded as one JSON document.")
-@click.option("--verbose", "-v", is_flag=True, help="Also show what the Kafka client has to say.")
+@forward_options
+@click.pass_context
 def forward(
-    instance: str,
-    dp_rank: int,
-    endpoint: str | None,
-    replay_endpoint: str | None,
-    topic: str,
-    model: str | None,
-    workload: str | None,
-    reuse_reporting: str,
-    removals: str,
-    kv_connector: str | None,
-    key_file: Path | None,
-    key_epoch: int,
-    bootstrap_servers: str | None,
-    kafka_option: tuple[str, ...],
-    data_dir: Path | None,
-    heartbeat_seconds: float,
-    replay_timeout: float,
-    startup_timeout: float,
-    stop_timeout: float,
-    once_idle: float | None,
+    ctx: click.Context,
+    /,
+    label: Sequence[tuple[str, str]],
+    kafka_option: Sequence[tuple[str, str]],
+    child_rank: int | None,
     as_json: bool,
     verbose: bool,
+    **options: Any,
 ) -> None:
     """Relay one engine rank's KV events into Kafka, until Ctrl-C.
 
-    Runs beside the engine and reads its event stream only: it opens no port, sends nothing to the engine but requests for
-    replay, and lets no token id leave this host. The engine must publish, on an address to bind to:
+    Runs beside the engine and reads its event stream only: it sends nothing to the engine but requests for replay, opens no
+    port but that of its own metrics, on loopback, and lets no token id leave this host. The engine must publish, on an address to bind to:
 
     \b
     vllm serve MODEL --kv-events-config \\
@@ -193,48 +78,110 @@ def forward(
     kvcensus forward --instance chat-1 --model MODEL \\
       --replay-endpoint tcp://127.0.0.1:5657 --bootstrap-servers kafka:9092
 
-    One forwarder for each data-parallel rank: rank r publishes on port + r, and its replay socket on that port + r; set
-    --dp-rank r and both endpoints accordingly. The topics must exist: `kvcensus topics create`.
+    One forwarder for each data-parallel rank: rank r publishes on port + r, and its replay socket is on that port + r. --dp-size N runs
+    N of them. The topics must exist: `kvcensus topics create`.
 
-    A batch that Kafka cannot take yet waits in memory; one that was missed and that the engine no longer has is declared as
-    lost, with its number. Exits with 0 when all of it was delivered.
+    A batch that Kafka cannot take yet waits in the spool, on disk; one that was missed and that the engine no longer has is declared
+    as lost, with its number. Exits with 0 when all of it was delivered.
     """
-    if not instance or not instance.isprintable() or instance != instance.strip():
-        raise click.BadParameter("a name without spaces around it, and not empty", param_hint="--instance")
-    folder = environment.data_dir(data_dir)
-    config = ForwarderConfig(
-        instance_id=instance,
-        dp_rank=dp_rank,
-        endpoint=endpoint or f"tcp://127.0.0.1:{LIVE_PORT + dp_rank}",
-        replay_endpoint=replay_endpoint,
-        topic=topic,
-        bootstrap_servers=find_bootstrap_servers(bootstrap_servers, folder),
-        kafka_options=environment.kafka_options(kafka_option),
-        key=_key(key_file, key_epoch, folder),
-        reuse_reporting=cast("ReuseReporting", reuse_reporting),
-        removals=cast("Removals", removals),
-        workload=workload or None,
-        model=model or None,
-        kv_connector=kv_connector or None,
-        heartbeat=heartbeat_seconds,
-        replay_timeout=replay_timeout,
-        startup_timeout=startup_timeout,
-        stop_timeout=stop_timeout,
-        idle=once_idle,
-    )
-    _log_to_stderr(verbose)
-    _say(f"forwarding {rank_key(instance, dp_rank)} from {config.endpoint} to Kafka at {config.bootstrap_servers}")
-    if replay_endpoint is None:
-        _say("no --replay-endpoint: what is missed cannot be asked for again, and is declared lost")
-    forwarder = Forwarder(config)
+    _settle_rivals(ctx, options, "no_spool", "spool_dir")
+    _settle_rivals(ctx, options, "no_metrics", "metrics_listen")
+    given = ForwardOptions(**options)
+    check(given)
+    folder = environment.data_dir(given.data_dir)
+    places = [place(given, rank, folder) for rank in ([child_rank] if child_rank is not None else ranks(given))]
+    file: FileOptions = ctx.meta.get(FILE_OPTIONS, FileOptions())
+    labels = {**file.tables.get("labels", {}), **_labels_of_environment(), **dict(label)}
+    kafka = {**file.tables.get("kafka", {}), **environment.kafka_options(f"{key}={value}" for key, value in kafka_option)}
+    servers = None if given.segments and not given.bootstrap_servers else find_bootstrap_servers(given.bootstrap_servers, folder)
+    key = _key(given.key_file, given.key_epoch, folder)
+    if given.dp_size is not None and child_rank is None:
+        _run_many(given, ctx.meta[ARGUMENTS], as_json)
+    else:
+        _log_to_stderr(verbose)
+        _run_one(given, places[0], key, servers, kafka, labels, as_json)
+
+
+def _run_one(
+    options: ForwardOptions,
+    where: RankPlace,
+    key: IdentityKey,
+    servers: str | None,
+    kafka: Mapping[str, str],
+    labels: Mapping[str, str],
+    as_json: bool,
+) -> None:
     with _stopped_by_signals() as stop:
+        listen = settle(where.metrics, _say) if where.metrics is not None else None
+        forwarder = Forwarder(forwarder_config(options, where, key, servers, kafka, labels, listen))
+        targets = [f"Kafka at {servers}"] if servers else []
+        targets += [f"segments in {options.segments}"] if options.segments else []
+        rank = options.instance if where.dp_rank is None else rank_key(options.instance, where.dp_rank)
+        _say(f"forwarding {rank} from {where.endpoint} to {' and '.join(targets)}")
+        if where.replay_endpoint is None:
+            _say("no --replay-endpoint: what is missed cannot be asked for again, and is declared lost")
+        if listen is not None:
+            reach = "" if is_loopback(listen[0]) else ", which other hosts can reach"
+            _say(f"own metrics: http://{shown_address(*listen)}/metrics{reach}")
         outcome = forwarder.run(stop)
     _report(forwarder, outcome, as_json)
 
 
+def _run_many(options: ForwardOptions, arguments: Sequence[str], as_json: bool) -> None:
+    """A process for each rank: this very command, told which one of them it is."""
+    numbers = [rank for rank in ranks(options) if rank is not None]
+    # -P: a file in the working folder must not stand in for a module.
+    command = (sys.executable, "-P", "-m", "console.cli", "forward", *(word for word in arguments if word != "--"))
+    jobs = [Job(f"rank {rank}", (*command, "--child-rank", str(rank))) for rank in numbers]
+    _say(f"{len(jobs)} forwarders, for ranks {numbers[0]} to {numbers[-1]} of {options.instance}")
+    result = supervise(jobs, _say)
+    if as_json:
+        documents = [{"dp_rank": rank, **_ended(job)} for rank, job in zip(numbers, result.jobs, strict=True)]
+        click.echo(json.dumps({"instance_id": options.instance, "dp_size": len(jobs), "ranks": documents}, indent=2))
+    bad = [f"{job.name} ({'never ran' if job.code is None else job.code})" for job in result.jobs if job.code]
+    if result.killed:
+        raise click.Abort
+    if result.code == USAGE:
+        click.get_current_context().exit(USAGE)
+    if result.code:
+        raise KvcensusError(f"{len(bad)} of {len(jobs)} forwarders did not end with 0: {', '.join(bad)}")
+
+
+def _ended(job: Ended) -> dict[str, Any]:
+    """How a child ended, and the document that its last run printed, if it came to that."""
+    try:
+        document = json.loads(job.output)
+    except ValueError:
+        document = {}
+    return {"exit_code": job.code, "restarts": job.restarts, **document}
+
+
+def _settle_rivals(ctx: click.Context, options: dict[str, Any], off: str, on: str) -> None:
+    """Of two options that exclude each other, the one from the stronger source stands; from one source both are a mistake."""
+    if not options[off] or options[on] is None:
+        return
+    strength = {name: _STRENGTH.index(ctx.get_parameter_source(name) or ParameterSource.DEFAULT) for name in (off, on)}
+    if strength[off] == strength[on]:
+        raise click.UsageError(f"--{off.replace('_', '-')} and --{on.replace('_', '-')} exclude each other")
+    if strength[off] < strength[on]:
+        options[off] = False
+    else:
+        options[on] = None
+
+
+def _labels_of_environment() -> dict[str, str]:
+    """Labels are joined, one by one, from all sources; click takes them from the strongest alone."""
+    kind = KeyValue()
+    words = os.environ.get(_LABEL_VARIABLE, "")
+    try:
+        return dict(kind.convert(word, None, None) for word in kind.split_envvar_value(words) if word.strip())
+    except click.BadParameter as error:
+        raise click.UsageError(f"{_LABEL_VARIABLE}: {error.message}") from None
+
+
 def _key(given: Path | None, epoch: int, folder: Path) -> IdentityKey:
     if given is not None:
-        return load_key(given, epoch)
+        return load_key(given.expanduser(), epoch)
     path = folder / KEY_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -258,6 +205,8 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         _say("stopping: delivering what was received; once more to leave at once")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Whoever supervises us holds them back until there are handlers.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     try:
         yield stop
     finally:
@@ -289,4 +238,6 @@ def _log_to_stderr(verbose: bool) -> None:
 
 
 def _say(line: str) -> None:
-    click.echo(line, err=True)
+    """A line on standard error, whole; nobody has to listen."""
+    with _say_lock, suppress(OSError):
+        click.echo(line, err=True)
