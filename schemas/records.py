@@ -22,6 +22,7 @@ ParentState = Literal["ROOT", "CONTENT", "UNKNOWN"]
 ReuseReporting = Literal["none", "labelled", "unlabelled"]
 EngineProfile = Literal["vllm", "sglang"]
 Removals = Literal["per_copy", "last_copy"]
+DeclaredKind = Literal["holder_reset", "loss", "refusal", "declaration", "identity_refused"]
 Cause = Literal["evicted", "cleared", "restarted", "concurrent", "ambiguous_reload"]
 
 
@@ -135,7 +136,7 @@ class RankMessage(msgspec.Struct, gc=False):
 
     ``seq`` is the engine's own number for a batch or refusal; on other messages, the number the next batch of this
     life is expected to carry. ``skipped`` is how many numbers right before ``seq`` belong to other ranks that the engine numbers
-    together with this one: they are not missing. ``at_us`` is the batch's engine time; on other messages, the engine time last
+    together with this one: they are not missing (on a loss: how many within its range). ``at_us`` is the batch's engine time; on other messages, the engine time last
     seen (0: none).
     (rank, ``life_id``, ``seq``) names a batch for good.
     """
@@ -162,7 +163,7 @@ class Declared(msgspec.Struct, gc=False):
     ``first_seq`` and ``last_seq`` are the lost range; elsewhere both are the message's ``seq``.
     """
 
-    kind: Literal["holder_reset", "loss", "refusal", "declaration", "identity_refused"]
+    kind: DeclaredKind
     life_id: str
     first_seq: int
     last_seq: int

@@ -173,7 +173,7 @@ class RankCore:
         if message.declaration is not None:
             self._declare(message.declaration)
         elif message.loss is not None:
-            self._lose(message.loss)
+            self._lose(message.loss, message.skipped)
         elif message.refusal is not None:
             self._refuse(message.seq, message.skipped)
         elif message.identity_refused is not None:
@@ -216,12 +216,12 @@ class RankCore:
         if self.watermark_us:
             self._touch(self.watermark_us).reasons.add(reason)
 
-    def _lose(self, loss: Loss) -> None:
+    def _lose(self, loss: Loss, skipped: int) -> None:
         first = loss.first_seq if self._next_seq is None else max(loss.first_seq, self._next_seq)
         if loss.last_seq < first:
             return
         self._next_seq = loss.last_seq + 1
-        self._break("lost", lost=loss.last_seq - first + 1)
+        self._break("lost", lost=max(loss.last_seq - first + 1 - skipped, 0))
 
     def _refuse(self, seq: int, skipped: int) -> None:
         if seq < NO_SEQ:
