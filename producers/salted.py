@@ -9,6 +9,7 @@ is stored again had left the cache by then, for an engine stores no block twice 
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Container
 
 import msgspec
@@ -55,7 +56,7 @@ class SaltedHashes:
         if (engine_hash := _engine_hash(block_hash)) is not None and isinstance(block_hash, bytes):
             known = self._known.setdefault(engine_hash, [])
             if block_hash not in known:
-                known.append(block_hash)
+                insort(known, block_hash)  # in an order that a bridge which was read back has as well
 
     def forget(self, block_hash: BlockHash) -> None:
         """The opposite of :meth:`note`."""

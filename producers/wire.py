@@ -11,11 +11,26 @@ also reads what the first is too strict for (signed hashes, unknown types) and s
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import msgspec
 
-from schemas.errors import KvcensusError
+from producers import wire_sglang
+from producers.wire_types import (
+    U64,
+    BlockHash,
+    Cleared,
+    Count,
+    Event,
+    HashValue,
+    Removed,
+    Stored,
+    WireBatch,
+    WireError,
+)
+from schemas.records import EngineProfile
+
+__all__ = ["BlockHash", "Cleared", "Event", "Removed", "Stored", "WireBatch", "WireError", "decode", "dp_rank", "micros", "timestamp"]
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 """Largest payload that is read at all, in bytes: some hundred times the largest batch seen."""
@@ -23,96 +38,25 @@ MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 MAX_TS_SECONDS = 2**33
 """Engine times from the epoch up to here (the year 2242) are believed."""
 
-_INT32 = 2**31 - 1
-_U64 = 2**64 - 1
-
-BlockHash: TypeAlias = int | bytes
-"""An engine's block hash as the wire has it: unsigned 64-bit, or raw bytes."""
-
-_Hash = Annotated[int, msgspec.Meta(ge=0)] | Annotated[bytes, msgspec.Meta(min_length=1)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_INT32)]
-
-
-class WireError(KvcensusError):
-    """A payload that cannot be read; the message says what about it."""
-
-
-class Stored(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False, kw_only=True):
-    """One run of blocks stored: each block of ``block_hashes`` is the parent of the next one.
-
-    ``parent_block_hash`` None is the root of a prompt; ``token_ids`` None means that the event names no tokens, or something in
-    their place that is no list of integers (redacted). ``block_size`` is in tokens, 0 in placeholder events. ``extra_keys`` has
-    one entry per block (None, or a list), or is None. ``medium`` and ``group_idx`` are None where the event has none.
-    ``cache_salt`` is what the whole run was stored under, in engines that say it so (read by the ``sglang`` profile only).
-    Hashes are unsigned 64-bit integers or bytes. ``session_id`` is whatever the engine sends, ``ownership`` its own word.
-    """
-
-    block_hashes: list[_Hash]
-    block_size: _Count
-    parent_block_hash: _Hash | None = None
-    token_ids: list[int] | None = None
-    lora_id: int | str | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[Any] | None = None
-    group_idx: _Count | None = None
-    spec_kind: str | None = msgspec.field(default=None, name="kv_cache_spec_kind")
-    spec_sliding_window: _Count | None = msgspec.field(default=None, name="kv_cache_spec_sliding_window")
-    locality: str | None = None
-    ownership: str | None = None
-    session_id: Any = None
-    cache_salt: Any = None
-    reused: bool | None = None
-
-
-class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved", gc=False, kw_only=True):
-    """One copy of each of ``block_hashes`` removed from ``medium``."""
-
-    block_hashes: list[_Hash]
-    medium: str | None = None
-    group_idx: _Count | None = None
-    locality: str | None = None
-    ownership: str | None = None
-
-
-class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", gc=False, kw_only=True):
-    """Everything in scope cleared; a scope field that is None means "all". Also ``TierBlocksCleared``, which names its medium."""
-
-    medium: str | None = None
-    group_idx: _Count | None = None
-    locality: str | None = None
-
-
-Event: TypeAlias = Stored | Removed | Cleared
-
-
-class WireBatch(msgspec.Struct, gc=False):
-    """One engine batch. ``at_us``: engine time, integer microseconds. ``dp_rank`` None where the payload does not say."""
-
-    at_us: int
-    events: list[Event]
-    dp_rank: int | None = None
-    unknown_events: int = 0
-
 
 class _StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", gc=False):
-    block_hashes: list[_Hash]
-    parent_block_hash: _Hash | None
+    block_hashes: list[HashValue]
+    parent_block_hash: HashValue | None
     token_ids: list[int] | None
-    block_size: _Count
+    block_size: Count
     lora_id: int | str | None = None
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
-    group_idx: _Count | None = None
+    group_idx: Count | None = None
     spec_kind: str | None = None
-    spec_sliding_window: _Count | None = None
+    spec_sliding_window: Count | None = None
 
 
 class _RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", gc=False):
-    block_hashes: list[_Hash]
+    block_hashes: list[HashValue]
     medium: str | None = None
-    group_idx: _Count | None = None
+    group_idx: Count | None = None
 
 
 class _ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", gc=False):
@@ -125,23 +69,25 @@ _EventArray: TypeAlias = _StoredArray | _RemovedArray | _ClearedArray
 class _MapPayload(msgspec.Struct, array_like=True, gc=False):
     ts: float
     events: list[Stored | Removed | Cleared]
-    dp_rank: _Count | None = None
+    dp_rank: Count | None = None
 
 
 class _ArrayPayload(msgspec.Struct, array_like=True, gc=False):
     ts: float
     events: list[_StoredArray | _RemovedArray | _ClearedArray]
-    dp_rank: _Count | None = None
+    dp_rank: Count | None = None
 
 
 class _RawPayload(msgspec.Struct, array_like=True, gc=False):
     ts: float
     events: list[msgspec.Raw]
-    dp_rank: _Count | None = None
+    dp_rank: Count | None = None
 
 
 _maps = msgspec.msgpack.Decoder(_MapPayload)
 _arrays = msgspec.msgpack.Decoder(_ArrayPayload)
+_sglang_maps = msgspec.msgpack.Decoder(wire_sglang.MapPayload)
+_sglang_arrays = msgspec.msgpack.Decoder(wire_sglang.ArrayPayload)
 _raw = msgspec.msgpack.Decoder(_RawPayload)
 _any = msgspec.msgpack.Decoder()
 
@@ -162,23 +108,40 @@ _ARRAY_TYPES: dict[str, type[_EventArray]] = {
     "BlockRemoved": _RemovedArray,
     "AllBlocksCleared": _ClearedArray,
 }
+_SGLANG_MAP_TYPES: dict[str, type[wire_sglang.AnyEvent]] = {
+    "BlockStored": wire_sglang.StoredMap,
+    "BlockRemoved": wire_sglang.RemovedMap,
+    "AllBlocksCleared": Cleared,
+    "TierBlocksCleared": Cleared,
+}
+_SGLANG_ARRAY_TYPES: dict[str, type[wire_sglang.AnyEvent]] = {
+    "BlockStored": wire_sglang.StoredArray,
+    "BlockRemoved": wire_sglang.RemovedArray,
+    "AllBlocksCleared": wire_sglang.ClearedArray,
+}
 
 
-def decode(payload: bytes, max_bytes: int = MAX_PAYLOAD_BYTES) -> WireBatch:
-    """The batch in ``payload``. Raises :class:`WireError`, and nothing else, for whatever cannot be read."""
+def decode(payload: bytes, max_bytes: int = MAX_PAYLOAD_BYTES, profile: EngineProfile = "vllm") -> WireBatch:
+    """The batch in ``payload``, which is no larger than ``max_bytes``, as an engine of this ``profile`` means it.
+
+    Raises :class:`WireError`, and nothing else, for whatever cannot be read.
+    """
     if len(payload) > max_bytes:
         raise WireError(f"payload of {len(payload)} bytes is larger than the {max_bytes} that are read")
     try:
+        if profile == "sglang":
+            batch = (_sglang_arrays if _holds_arrays(payload) else _sglang_maps).decode(payload)
+            return WireBatch(micros(batch.ts), [wire_sglang.event_of(event) for event in batch.events], batch.dp_rank)
         if _holds_arrays(payload):
             arrays = _arrays.decode(payload)
-            return WireBatch(_micros(arrays.ts), [_from_array(event) for event in arrays.events], arrays.dp_rank)
+            return WireBatch(micros(arrays.ts), [_from_array(event) for event in arrays.events], arrays.dp_rank)
         maps = _maps.decode(payload)
-        return WireBatch(_micros(maps.ts), maps.events, maps.dp_rank)
+        return WireBatch(micros(maps.ts), maps.events, maps.dp_rank)
     except WireError:
         raise
     except Exception:
         # Not only msgspec's errors: deep nesting is a RecursionError, a forged length may be a MemoryError.
-        return _decode_slowly(payload)
+        return _decode_slowly(payload, profile)
 
 
 def timestamp(payload: bytes) -> float:
@@ -193,10 +156,6 @@ def dp_rank(payload: bytes) -> int | None:
 
 def micros(ts: float) -> int:
     """Engine seconds as integer microseconds. Raises :class:`WireError` for a time nobody's clock shows."""
-    return _micros(ts)
-
-
-def _micros(ts: float) -> int:
     if not 0 <= ts < MAX_TS_SECONDS:  # also false for NaN
         raise WireError(f"ts {ts!r} is not a time between 1970 and 2242")
     return round(ts * 1_000_000)
@@ -231,14 +190,14 @@ def _from_array(event: _EventArray) -> Event:
     return Cleared()
 
 
-def _decode_slowly(payload: bytes) -> WireBatch:
+def _decode_slowly(payload: bytes, profile: EngineProfile) -> WireBatch:
     envelope = _envelope(payload)
-    at_us = _micros(envelope.ts)
+    at_us = micros(envelope.ts)
     events: list[Event] = []
     unknown = 0
     for index, raw in enumerate(envelope.events):
         try:
-            event = _known_event(_any.decode(raw))
+            event = _known_event(_any.decode(raw), profile)
         except WireError as error:
             raise WireError(f"event {index}: {error}") from None
         except Exception as error:
@@ -276,35 +235,43 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _known_event(event: Any) -> Event | None:
+def _known_event(event: Any, profile: EngineProfile) -> Event | None:
     """``event`` typed, None for a type this version does not know. Raises WireError or msgspec's errors."""
     if isinstance(event, dict):
         tag = event.get("type")
         if not isinstance(tag, str):
             raise WireError("no type")
-        kind = _MAP_TYPES.get(tag)
+        kind = (_MAP_TYPES if profile == "vllm" else _SGLANG_MAP_TYPES).get(tag)
         if kind is None:
             return None
         for name in _REQUIRED[tag]:
             if event.get(name) in (None, ""):
                 raise WireError(f"{tag} without {name}")
         _unsign(event, "block_hashes", "parent_block_hash")
-        if kind is Stored and not _are_tokens(event.get("token_ids")):
+        if tag == "BlockStored" and not _are_tokens(event.get("token_ids")):
             event["token_ids"] = None
         event["type"] = kind.__struct_config__.tag
-        return msgspec.convert(event, kind)
+        return _event_of(msgspec.convert(event, kind))
     if isinstance(event, list):
         tag = event[0] if event else None
         if not isinstance(tag, str):
             raise WireError("no type")
-        array_kind = _ARRAY_TYPES.get(tag)
+        array_kind = (_ARRAY_TYPES if profile == "vllm" else _SGLANG_ARRAY_TYPES).get(tag)
         if array_kind is None:
             return None
-        _unsign(event, 1, 2 if array_kind is _StoredArray else None)
-        if array_kind is _StoredArray and len(event) > 3 and not _are_tokens(event[3]):
+        _unsign(event, 1, 2 if tag == "BlockStored" else None)
+        if tag == "BlockStored" and len(event) > 3 and not _are_tokens(event[3]):
             event[3] = None
-        return _from_array(msgspec.convert(event, array_kind))
+        return _event_of(msgspec.convert(event, array_kind))
     raise WireError(f"event is neither a map nor an array but {type(event).__name__}")
+
+
+def _event_of(raw: Event | _EventArray | wire_sglang.AnyEvent) -> Event:
+    if isinstance(raw, Stored | Removed | Cleared):
+        return raw
+    if isinstance(raw, _StoredArray | _RemovedArray | _ClearedArray):
+        return _from_array(raw)
+    return wire_sglang.event_of(raw)
 
 
 def _are_tokens(value: Any) -> bool:
@@ -331,4 +298,4 @@ def _unsigned(value: Any) -> Any:
         return value
     if isinstance(value, bool) or not isinstance(value, int):
         raise WireError(f"block hash is not an unsigned integer or bytes but {type(value).__name__}")
-    return value & _U64 if value < 0 else value
+    return value & U64 if value < 0 else value
