@@ -41,7 +41,10 @@ def read(path: Path, command: click.Command, tables: Mapping[str, str], excluded
 
 
 class ConfigError(Exception):
-    """What is wrong in a file, with the key."""
+    """What is wrong in a file, with the key. One line: a key may hold any character, and is shown escaped."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line))
 
 
 def parse(
