@@ -55,7 +55,7 @@ class Position(msgspec.Struct, frozen=True):
 
     ``anchor`` is the :func:`payload_digest` of the batch before ``next_seq`` (empty: none): the engine still has that batch if it is in
     the same life. ``wire_rank`` is the rank that the batches name (None: not known), ``shared`` says that their numbers are shared
-    with the other ranks of the socket.
+    with the other ranks of the socket; then ``skipped`` of them right before ``next_seq`` are others'.
     """
 
     life_id: str
@@ -64,6 +64,7 @@ class Position(msgspec.Struct, frozen=True):
     anchor: bytes = b""
     wire_rank: int | None = None
     shared: bool = False
+    skipped: int = 0
 
 
 class RankStream:
@@ -98,7 +99,7 @@ class RankStream:
         self.resolver = resolver
         self.wire_rank = position.wire_rank if position else None
         self.shared = position.shared if position else False
-        self._skipped = 0
+        self._skipped = position.skipped if position else 0
         self._unbroken_from: int | None = self.next_seq
         """The first number of the unbroken stretch that ends before ``next_seq``."""
         self._max_payload_bytes = max_payload_bytes
@@ -116,7 +117,7 @@ class RankStream:
     @property
     def position(self) -> Position:
         """Where the stream stands now."""
-        return Position(self.life_id, self.next_seq, self._newest_us, self._anchor, self.wire_rank, self.shared)
+        return Position(self.life_id, self.next_seq, self._newest_us, self._anchor, self.wire_rank, self.shared, self._skipped)
 
     def engine_restarted(self, reason: str) -> None:
         """Tell what the sequence may not show: the next readable frame begins another life."""
@@ -176,6 +177,7 @@ class RankStream:
     def join(self, other: RankStream) -> None:
         """From here on this stream's numbers are shared with ``other``, which was there before; what it saw was seen of both."""
         self.shared = other.shared = True
+        other._seen.update(self._seen)
         self._seen = other._seen
         if self.next_seq is None and other.next_seq is not None:
             self.next_seq, self._newest_us, self._anchor = other.next_seq, other._newest_us, other._anchor
@@ -190,7 +192,7 @@ class RankStream:
 
     def pass_over(self, seq: int, at_us: int, digest: bytes, observed_at_ms: int, *, reconnected: bool = False) -> list[RankMessage]:
         """Number ``seq`` is another rank's batch, of engine time ``at_us``: the loss that shows in it, if any."""
-        if self.next_seq is not None and seq < self.next_seq:
+        if not (self.next_seq or 0) <= seq < _MAX_SEQ:
             return []
         messages = self._catch_up(seq, observed_at_ms, reconnected)
         self._anchor = digest

@@ -1,14 +1,14 @@
-"""One engine rank's sockets: the live SUB socket, its monitor, and a DEALER for each question to the replay socket.
+"""One engine socket and its replay: the live SUB socket, its monitor, and a DEALER for each question to the replay socket.
 
 Nothing is opened inbound. ZeroMQ's own thread receives, with no limit on what waits (RCVHWM 0), so that a slow reader never
-makes the engine's publisher wait; reconnecting is ZeroMQ's too. The order is made by :class:`producers.continuity.Continuity`.
+makes the engine's publisher wait; reconnecting is ZeroMQ's too. The order is made by :class:`producers.numbering.SocketOrder`.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,10 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from producers.continuity import Arrival, Continuity
+from producers import wire
+from producers.continuity import Arrival
+from producers.numbering import SocketOrder
+from producers.stream import Position
 from schemas.errors import KvcensusError
 
 MAX_SEQ = 2**63 - 1
@@ -74,11 +77,12 @@ def _seq(frame: bytes) -> int:
 
 
 class Subscription:
-    """One rank's batches in order. Used by one thread; a context manager.
+    """One socket's batches in order, most often one rank's. Used by one thread; a context manager.
 
     ``endpoint`` and ``replay_endpoint`` are ``tcp://host:port`` as seen from here; without the latter nothing missed can be
-    asked for. ``topic`` is the prefix to subscribe to. ``engine_time`` is as in :class:`Continuity`. Raises
-    :class:`KvcensusError` for an address that cannot be connected to.
+    asked for. ``topic`` is the prefix to subscribe to. ``positions`` are where another process left the socket's ranks: what came
+    since is asked for. ``engine_time`` is as in :class:`producers.continuity.Continuity`; if it is not given, payloads up to
+    ``max_payload_bytes`` are read for it. Raises :class:`KvcensusError` for an address that cannot be connected to.
     """
 
     def __init__(
@@ -86,16 +90,28 @@ class Subscription:
         endpoint: str,
         replay_endpoint: str | None,
         *,
-        engine_time: Callable[[bytes], int | None],
+        engine_time: Callable[[bytes], int | None] | None = None,
         topic: str = "",
         replay_timeout: float = 5.0,
+        positions: Iterable[Position] = (),
+        max_payload_bytes: int = wire.MAX_PAYLOAD_BYTES,
     ) -> None:
+        self.messages = 0
+        """Multipart messages that came, live or as an answer; ends of answers are not among them."""
+        self.last_message_at_ms: int | None = None
+        """This host's clock when the last of them came; None before the first."""
         self.malformed = 0
         """Multipart messages that were no batch: counted, left behind."""
         self.connections = 0
         """Times that the live socket finished its handshake."""
         self.connected = False
-        self.continuity = Continuity(replay_endpoint is not None, replay_timeout, engine_time)
+        self.continuity = SocketOrder(
+            replay_endpoint is not None,
+            replay_timeout,
+            engine_time or (lambda payload: _engine_time(payload, max_payload_bytes)),
+            positions=positions,
+            max_payload_bytes=max_payload_bytes,
+        )
         for address in (endpoint, replay_endpoint):
             if address is not None:
                 check_endpoint(address)
@@ -117,12 +133,12 @@ class Subscription:
 
     @property
     def waiting(self) -> bool:
-        """Whether live batches wait for a replay."""
+        """Whether live batches wait, for a replay or for what tells how the ranks of the socket are numbered."""
         return self.continuity.waiting
 
     @property
     def held(self) -> int:
-        """How many live batches wait for it."""
+        """How many live batches wait."""
         return self.continuity.held
 
     def poll(self, timeout: float) -> deque[Arrival]:
@@ -175,12 +191,13 @@ class Subscription:
                 frames = self._live.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            at_ms = self._count_message()
             try:
                 seq, payload = parse_live(frames)
             except MalformedError:
                 self.malformed += 1
                 continue
-            self.continuity.live(Arrival(seq, payload, _now_ms()), time.monotonic())
+            self.continuity.live(Arrival(seq, payload, at_ms), time.monotonic())
 
     def _take_replay(self) -> None:
         for _ in range(_BURST):
@@ -193,12 +210,18 @@ class Subscription:
             try:
                 answer = parse_replay(frames)
             except MalformedError:
+                self._count_message()
                 self.malformed += 1
                 continue
             if answer is None:
                 self.continuity.replay_ended(time.monotonic())
             else:
-                self.continuity.replayed(Arrival(*answer, _now_ms(), replayed=True), time.monotonic())
+                self.continuity.replayed(Arrival(*answer, self._count_message(), replayed=True), time.monotonic())
+
+    def _count_message(self) -> int:
+        self.messages += 1
+        self.last_message_at_ms = now_ms = time.time_ns() // 1_000_000
+        return now_ms
 
     def _send_question(self) -> None:
         """Each question goes out on a socket of its own, so that late answers to an earlier one cannot be mistaken for its."""
@@ -216,5 +239,8 @@ class Subscription:
         self._poller.register(self._replay, zmq.POLLIN)
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _engine_time(payload: bytes, max_bytes: int) -> int | None:
+    try:
+        return wire.decode(payload, max_bytes).at_us
+    except wire.WireError:
+        return None
