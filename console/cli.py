@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("console.commands.demo:demo", "Run the whole pipeline on this machine and watch the figures settle."),
     "forward": ("console.commands.forward:forward", "Relay one engine rank's KV events into Kafka."),
     "key": ("console.commands.key:key", "Make an identity key, or show its canary."),
+    "ingest": ("console.commands.ingest:ingest", "Send sealed segments from disk into Kafka."),
     "worker": ("console.commands.worker:worker", "Count: Kafka in, figures to topics and ClickHouse."),
     "simulate": ("console.commands.simulate:simulate", "Serve a capture, a trace or a synthetic fleet as vLLM would."),
     "report": ("console.commands.report:report", "The figures of capture files, without broker or database."),

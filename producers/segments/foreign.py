@@ -1,0 +1,554 @@
+"""Records of any producer of the contract as our facts. Pure: rows in, facts out.
+
+The contract has a record for each block and names neither process lives nor batches; here is what stands for them:
+
+- consecutive records of a rank with one ``seq`` (or, without numbers, one ``at_ms``) are a batch;
+- a life is what lies between two ``holder_reset`` of one incarnation: its name is made of those;
+- where every cache record of an instance has a number, numbers name the batches, and a missing one is a loss. Elsewhere the place of
+  a batch (segment, record) names it, and whatever tells of a loss without a range becomes a refusal: the stretch counts as unobserved;
+- an id that is not 32 hexadecimal digits becomes a digest of its text: equal where the text is equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+
+from producers.segments.contract import CACHE_KINDS, Endpoint, Row
+from producers.segments.seal import NO_SEQ
+from producers.segments.shape import Fact
+from schemas.records import (
+    NO_ID,
+    Batch,
+    Declaration,
+    HolderReset,
+    IdentityRefused,
+    Lifecycle,
+    Loss,
+    Op,
+    RankMessage,
+    Refusal,
+    ReuseReporting,
+)
+
+_PERSON = b"kvcensus-foreign"
+_HEX = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_SEGMENT_SHIFT = 32
+_REMEMBERED = 200_000
+"""Numbers of a rank that are looked at to tell whether ranks of an instance number their messages together, or apart."""
+_KNOWN_BLOCKS = 2_000_000
+_DROPPED = "messages were dropped"
+_LABELS = ("gpu", "vllm_version", "event_schema_version")
+_KINDS: dict[str, Literal["start", "heartbeat", "stop"]] = {"agent_start": "start", "heartbeat": "heartbeat", "agent_stop": "stop"}
+
+Rank = tuple[str, int]
+
+
+def foreign_id(text: str) -> bytes:
+    """16 bytes for an id of another producer: its own if it is 32 lower-case hexadecimal digits, else an unkeyed digest of the text."""
+    if _HEX.fullmatch(text):
+        found = bytes.fromhex(text)
+        if found != NO_ID:
+            return found
+    return hashlib.blake2b(text.encode(), digest_size=len(NO_ID), person=_PERSON).digest()
+
+
+@dataclass
+class Survey:
+    """What has to be known of a whole run before its first record is told. Fed with all its records, in order."""
+
+    ranks: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    unnumbered: set[str] = field(default_factory=set)
+    """Instances with a cache record that has no number."""
+    rankless: set[str] = field(default_factory=set)
+    """Instances with a clear that does not say of which rank."""
+    lossy: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Stretches, by the count of heartbeats before them, in which messages of these instances were dropped."""
+    canary: str = ""
+    reuse_reporting: str | None = None
+    _numbers: dict[str, dict[int, set[int]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
+    _apart: set[str] = field(default_factory=set)
+    _dropped: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _dropped_at_all: int = 0
+    _beats: int = 0
+
+    def add(self, row: Row) -> None:
+        """Take note of one record."""
+        if row.kind in ("heartbeat", "agent_stop", "agent_start"):
+            self._lifecycle(row)
+        elif row.kind in (*CACHE_KINDS, "holder_reset", "identity_refused"):
+            instance = cast(str, row.instance_id)
+            if row.dp_rank is not None or row.kind in ("store", "evict"):
+                self.ranks[instance].add(row.dp_rank or 0)
+            else:
+                self.ranks[instance] |= set()
+                if row.kind == "clear":
+                    self.rankless.add(instance)
+            if row.kind == "holder_reset":
+                self._numbers.pop(instance, None)
+            elif row.kind in CACHE_KINDS:
+                self._number(instance, row)
+
+    def end(self) -> None:
+        """All records were seen."""
+        for ranks in self.ranks.values():
+            if not ranks:
+                ranks.add(0)
+
+    def numbered(self, instance: str) -> bool:
+        """Whether the instance's own numbers can name its batches."""
+        return instance not in self.unnumbered and not (instance in self.rankless and len(self.ranks[instance]) > 1)
+
+    def shared(self, instance: str) -> bool:
+        """Whether the ranks of the instance draw their numbers from one sequence: no two of them ever had the same."""
+        return len(self.ranks[instance]) > 1 and instance not in self._apart
+
+    def _number(self, instance: str, row: Row) -> None:
+        if row.seq is None:
+            self.unnumbered.add(instance)
+            return
+        if instance in self._apart or row.dp_rank is None:
+            return
+        by_rank = self._numbers[instance]
+        if len(by_rank[row.dp_rank]) < _REMEMBERED:
+            by_rank[row.dp_rank].add(row.seq)
+        if any(row.seq in numbers for rank, numbers in by_rank.items() if rank != row.dp_rank):
+            self._apart.add(instance)
+
+    def _lifecycle(self, row: Row) -> None:
+        self.canary = self.canary or row.canary or ""
+        self.reuse_reporting = self.reuse_reporting or row.reuse_reporting
+        if row.kind == "agent_start":
+            return
+        told = 0
+        for index, endpoint in enumerate(row.endpoints or ()):
+            if not self.ranks[endpoint.source]:
+                self.ranks[endpoint.source].add(0)
+            key = endpoint.source, endpoint.endpoint, index
+            more = endpoint.dropped - self._dropped.get(key, 0)
+            self._dropped[key] = endpoint.dropped
+            if more > 0:
+                told += more
+                self.lossy[self._beats].add(endpoint.source)
+        dropped = row.dropped or 0
+        if dropped - self._dropped_at_all > told:
+            self.lossy[self._beats].add("")  # of whom, it does not say: then of all
+        self._dropped_at_all = dropped
+        self._beats += 1
+
+
+@dataclass
+class _Building:
+    """An op whose ids are joined once, when its batch ends."""
+
+    op: Op
+    blocks: list[bytes] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+
+    def add(self, block_id: bytes, content: bytes, keys: bytes = b"") -> None:
+        self.blocks.append(block_id)
+        self.contents.append(content)
+        self.keys.append(keys)
+
+    def end(self) -> Op:
+        op = self.op
+        op.block_ids = b"".join(self.blocks)
+        op.content_ids = b"".join(self.contents) if any(content != NO_ID for content in self.contents) else b""
+        op.extra_keys = self.keys if any(self.keys) else []
+        return op
+
+
+@dataclass
+class _State:
+    """One rank in one run."""
+
+    rank: Rank
+    life_id: str
+    numbered: bool
+    boundary_us: int = -1
+    expected: int | None = None
+    ops: list[_Building] = field(default_factory=list)
+    batch_key: tuple[str, float] | None = None
+    seq: int = 0
+    position: int = 0
+    at_us: int = 0
+    newest_us: int = 0
+    lossy: bool = False
+    broken: str | None = None
+    last_number: int | None = None
+    declared: Declaration | None = None
+    contents: dict[bytes, bytes] = field(default_factory=dict)
+    stored: int = 0
+    removed: int = 0
+    unresolved: int = 0
+    unresolved_now: int = 0
+
+
+class ForeignRun:
+    """One incarnation of a producer (or one segment without an owner), its segments in order, as facts.
+
+    ``name`` is its incarnation. ``survey`` has seen every record that will be fed. With ``sequenced`` False its records belong to no
+    sequence: nothing says that between two of them nothing was lost.
+    """
+
+    def __init__(self, name: str, survey: Survey, *, sequenced: bool = True) -> None:
+        self.name = name
+        self._survey = survey
+        self._sequenced = sequenced
+        self._states: dict[Rank, _State] = {}
+        self._seen: dict[str, set[int]] = defaultdict(set)
+        self._segment_seq: int | None = None
+        self._position = 0
+        self._beats = 0
+        self._observed_ms = 0
+        self._opened: Row | None = None
+        self._canary = survey.canary
+        self._reuse = survey.reuse_reporting
+        self._version = ""
+
+    def segment(self, rows: Iterable[Row], segment_seq: int | None) -> Iterator[Fact]:
+        """The facts of the next segment; what is still open at its end comes with the next one, or with :meth:`end`."""
+        if segment_seq is not None:
+            if self._segment_seq is not None and segment_seq > self._segment_seq + 1:
+                yield from self.end()
+                self._break(None, f"segments {self._segment_seq + 1} to {segment_seq - 1} are missing")
+            self._segment_seq = segment_seq
+        for position, row in enumerate(rows, 1):
+            self._position = position
+            yield from self.row(row)
+
+    def row(self, row: Row) -> Iterator[Fact]:
+        """The facts that one record completes."""
+        if row.kind in CACHE_KINDS:
+            yield from self._cache(row)
+        elif row.kind == "segment_open":
+            self._opened = row
+            self._observed_ms = int(row.at_ms)
+        elif row.kind == "holder_reset":
+            yield from self._reset(row)
+        elif row.kind == "identity_refused":
+            yield from self._identity_refused(row)
+        elif row.kind in _KINDS:
+            self._observed_ms = int(row.at_ms)
+            yield from self._lifecycle(row)
+
+    def end(self) -> Iterator[Fact]:
+        """What was still open."""
+        for state in self._states.values():
+            yield from self._flush(state)
+
+    # -- cache records
+
+    def _cache(self, row: Row) -> Iterator[Fact]:
+        instance = cast(str, row.instance_id)
+        if row.seq is not None:
+            seen = self._seen[instance]
+            seen.add(row.seq)
+            if len(seen) > 2 * _REMEMBERED:
+                self._seen[instance] = set(sorted(seen)[_REMEMBERED:])
+        # A clear that names no rank is one of all ranks of the instance.
+        everyone = row.kind == "clear" and row.dp_rank is None
+        ranks = sorted(self._survey.ranks[instance]) if everyone else [row.dp_rank or 0]
+        for dp_rank in ranks:
+            state = self._state((instance, dp_rank))
+            key = ("seq", float(row.seq)) if row.seq is not None else ("at", row.at_ms)
+            if state.ops and key != state.batch_key:
+                yield from self._flush(state)
+            if not state.ops:
+                state.batch_key = key
+                state.seq = -1 if row.seq is None else row.seq
+                state.position = self._position
+                if self._segment_seq is not None:
+                    state.position += self._segment_seq << _SEGMENT_SHIFT
+                state.at_us = round(row.at_ms * 1_000)
+                state.lossy = not state.numbered and (not self._sequenced or self._is_lossy(instance))
+            self._op(state, row)
+
+    def _op(self, state: _State, row: Row) -> None:
+        tier = row.tier.upper() if row.tier else None
+        locality = row.locality.upper() if row.locality else None
+        last = state.ops[-1] if state.ops else None
+        if row.kind == "clear":
+            state.ops.append(_Building(Op("CLEAR", row.group_idx, tier, locality)))
+            return
+        block_id = foreign_id(cast(str, row.block_id))
+        content = NO_ID if row.content_id is None else foreign_id(row.content_id)
+        if row.kind == "evict":
+            state.removed += 1
+            place = (row.group_idx or 0, tier, locality)
+            if last is None or last.op.kind != "REMOVE" or (last.op.group_idx, last.op.tier, last.op.locality) != place:
+                last = _Building(Op("REMOVE", *place))
+                state.ops.append(last)
+            last.add(block_id, content)
+            return
+        state.stored += 1
+        if row.content_id is None:
+            if locality != "REMOTE":
+                state.unresolved += 1
+                state.unresolved_now += 1
+        else:
+            if len(state.contents) >= _KNOWN_BLOCKS:
+                state.contents.clear()
+            state.contents[block_id] = content
+        parent = None if row.parent_id is None else foreign_id(row.parent_id)
+        op = Op(
+            "STORE",
+            row.group_idx or 0,
+            tier,
+            locality,
+            row.n_tokens or 0,
+            spec_kind=row.spec_kind,
+            lora_name=row.lora_name,
+            reused=bool(row.reused),
+            lora_id=row.lora_id,
+            spec_sliding_window=row.spec_sliding_window,
+        )
+        keys = b"".join([foreign_id(key) for key in row.extra_keys or ()])
+        if last is not None and _goes_on(last, op, parent):
+            last.add(block_id, content, keys)
+            return
+        op.parent_block_id = parent
+        if parent is None:
+            op.parent_state = "UNKNOWN" if row.parent_unknown else "ROOT"
+        elif not row.parent_unknown and parent in state.contents:
+            op.parent_state, op.parent_content_id = "CONTENT", state.contents[parent]
+        state.ops.append(_Building(op))
+        state.ops[-1].add(block_id, content, keys)
+
+    def _flush(self, state: _State) -> Iterator[RankMessage]:
+        """The batch that is open for a rank, if any, behind whatever has to be said before it."""
+        if not state.ops:
+            return
+        yield from self._declare(state)
+        missing: list[tuple[int, int]] = []
+        if state.seq >= 0:
+            if state.last_number is not None and state.seq > state.last_number + 1:
+                missing = self._missing(state, state.last_number + 1, state.seq - 1)
+            state.last_number = max(state.seq, state.last_number or 0)
+        if state.expected is not None and (state.lossy or state.broken or (missing and not state.numbered)):
+            reason = state.broken or (_DROPPED if self._sequenced else "recovered records that belong to no sequence")
+            if not state.numbered:  # else the numbers themselves say what is missing, and where
+                yield self._message(state, refusal=Refusal(reason, 0), seq=NO_SEQ)
+        seq, skipped = state.seq, 0
+        if state.numbered:
+            expected = state.expected
+            for first, last in missing:
+                yield self._message(state, loss=Loss(first, last, "missing in the segments"), seq=last + 1)
+                expected = last + 1
+            if expected is not None:
+                skipped = max(seq - expected, 0)
+        else:
+            seq = state.position
+            if state.expected is not None:
+                skipped = max(seq - state.expected, 0)
+        state.newest_us = max(state.newest_us, state.at_us)
+        batch = Batch([building.end() for building in state.ops], unresolved_blocks=state.unresolved_now)
+        message = self._message(state, batch=batch, seq=seq, skipped=skipped)
+        message.at_us = state.at_us
+        yield message
+        state.expected = max(state.expected or 0, seq + 1)
+        state.ops, state.broken, state.unresolved_now = [], None, 0
+        if state.lossy:
+            state.broken = _DROPPED if self._sequenced else None
+
+    def _missing(self, state: _State, first: int, last: int) -> list[tuple[int, int]]:
+        """Ranges of ``first`` to ``last`` that no rank had, where the ranks number together; else all of it."""
+        if not self._survey.shared(state.rank[0]):
+            return [(first, last)]
+        others = sorted(number for number in self._seen[state.rank[0]] if first <= number <= last)
+        ranges = []
+        for number in [*others, last + 1]:
+            if number > first:
+                ranges.append((first, number - 1))
+            first = number + 1
+        return ranges
+
+    # -- other records
+
+    def _reset(self, row: Row) -> Iterator[Fact]:
+        instance, boundary = cast(str, row.instance_id), round(cast(float, row.boundary_ms) * 1_000)
+        ranks = [row.dp_rank] if row.dp_rank is not None else sorted(self._survey.ranks[instance])
+        for dp_rank in ranks:
+            known = (instance, dp_rank) in self._states
+            state = self._state((instance, dp_rank))
+            yield from self._flush(state)
+            if known and state.boundary_us == boundary:
+                continue  # the same restart, told for another group
+            state.boundary_us = boundary
+            state.life_id = self._life_id(state.rank, str(boundary))
+            state.expected = state.last_number = None
+            state.contents.clear()
+            state.broken = None
+            reset = HolderReset(boundary, row.reason or "the producer saw the engine restart")
+            yield self._message(state, holder_reset=reset, seq=row.seq or 0)
+            state.newest_us = 0
+
+    def _identity_refused(self, row: Row) -> Iterator[Fact]:
+        state = self._state((cast(str, row.instance_id), row.dp_rank or 0))
+        yield from self._flush(state)
+        refused = IdentityRefused(
+            row.group_idx or 0,
+            row.refused or 0,
+            round((row.window_start_ms or 0) * 1_000),
+            round((row.window_end_ms or 0) * 1_000),
+        )
+        yield from self._declare(state)
+        yield self._message(state, identity_refused=refused)
+
+    def _lifecycle(self, row: Row) -> Iterator[Fact]:
+        self._canary = row.canary or self._canary
+        self._reuse = row.reuse_reporting or self._reuse
+        self._version = row.agent_version or self._version
+        if row.kind != "agent_start":
+            if self._beats in self._survey.lossy:
+                yield from self.end()
+                for instance in self._survey.lossy[self._beats]:
+                    self._break(instance or None, _DROPPED)
+            self._beats += 1
+        for instance in sorted(self._survey.ranks):
+            ranks = sorted(self._survey.ranks[instance])
+            endpoints = [endpoint for endpoint in row.endpoints or () if endpoint.source == instance]
+            for index, dp_rank in enumerate(ranks):
+                state = self._state((instance, dp_rank))
+                yield from self._flush(state)
+                yield from self._declare(state)
+                # Rank r publishes on its own socket, in the order of the ranks; else nobody knows whose counters are whose.
+                own = [endpoints[index]] if len(endpoints) == len(ranks) else endpoints if index == 0 else []
+                yield self._heard_of(state, row, own, len(self._survey.ranks) == 1 and len(ranks) == 1)
+
+    def _heard_of(self, state: _State, row: Row, endpoints: list[Endpoint], alone: bool) -> Lifecycle:
+        seen = sum(endpoint.msgs_seen for endpoint in endpoints)
+        last = [endpoint.last_msg_at_ms for endpoint in endpoints if endpoint.last_msg_at_ms is not None]
+        heartbeat_ms, staleness_ms = self._bounds()
+        return Lifecycle(
+            kind=_KINDS[row.kind],
+            instance_id=state.rank[0],
+            dp_rank=state.rank[1],
+            life_id=state.life_id,
+            incarnation=self.name,
+            at_ms=int(row.at_ms),
+            batches=seen,
+            blocks_stored=state.stored,
+            blocks_removed=state.removed,
+            unresolved_blocks=(row.content_unresolved or 0) if alone else state.unresolved,
+            unknown_events=(row.unknown_types or 0) if alone else 0,
+            refused=(row.oversized or 0) if alone else 0,
+            lost=sum(endpoint.dropped for endpoint in endpoints),
+            duplicates=0,
+            replayed=0,
+            publisher_restarts=sum(endpoint.publisher_restarts or 0 for endpoint in endpoints),
+            canary=self._canary,
+            key_epoch=self._key_epoch(),
+            reason=row.reason,
+            forwarder_version=self._version,
+            endpoint=endpoints[0].endpoint if endpoints else "",
+            msgs_seen=seen if endpoints else None,
+            oversized=row.oversized if alone else None,
+            events_ingested=row.events_ingested if alone else None,
+            content_bridge_entries=row.content_bridge_entries if alone else None,
+            content_bridge_evicted=row.content_bridge_evicted if alone else None,
+            rss_bytes=row.rss_bytes,
+            last_message_at_ms=int(max(last)) if last else None,
+            heartbeat_ms=heartbeat_ms,
+            staleness_ms=staleness_ms,
+        )
+
+    # -- what holds
+
+    def _declare(self, state: _State) -> Iterator[RankMessage]:
+        declaration = self._declaration()
+        if declaration != state.declared:
+            state.declared = declaration
+            yield self._message(state, declaration=declaration)
+
+    def _declaration(self) -> Declaration:
+        opened = self._opened
+        heartbeat_ms, staleness_ms = self._bounds()
+        return Declaration(
+            # Silence is no declaration: the reading that can only undercount.
+            reuse_reporting=cast(ReuseReporting, self._reuse) if self._reuse in get_args(ReuseReporting) else "unlabelled",
+            removals="per_copy",
+            workload=opened.workload_class if opened is not None else None,
+            key_epoch=self._key_epoch(),
+            canary=self._canary,
+            forwarder_version=self._version,
+            labels={name: opened.extra[name] for name in _LABELS if name in opened.extra} if opened is not None else {},
+            heartbeat_ms=heartbeat_ms,
+            staleness_ms=staleness_ms,
+        )
+
+    def _bounds(self) -> tuple[int, int]:
+        opened = self._opened
+        heartbeat, segment = ((opened.heartbeat_secs or 0), (opened.max_segment_secs or 0)) if opened is not None else (0, 0)
+        return max(heartbeat, 0) * 1_000, max(heartbeat, segment, 0) * 1_000
+
+    def _key_epoch(self) -> int:
+        return (self._opened.key_epoch or 0) if self._opened is not None else 0
+
+    def _is_lossy(self, instance: str) -> bool:
+        return bool(self._survey.lossy.get(self._beats, set()) & {instance, ""})
+
+    def _break(self, instance: str | None, reason: str) -> None:
+        for state in self._states.values():
+            if instance in (None, state.rank[0]):
+                state.broken = state.broken or reason
+
+    def _state(self, rank: Rank) -> _State:
+        state = self._states.get(rank)
+        if state is None:
+            state = _State(rank, self._life_id(rank, "start"), self._survey.numbered(rank[0]))
+            self._states[rank] = state
+        return state
+
+    def _life_id(self, rank: Rank, since: str) -> str:
+        numbered = self._sequenced and self._survey.numbered(rank[0])
+        return f"{self.name}/{rank[1]}/{since}" + ("" if numbered else "/unnumbered")
+
+    def _message(
+        self,
+        state: _State,
+        *,
+        seq: int | None = None,
+        skipped: int = 0,
+        batch: Batch | None = None,
+        holder_reset: HolderReset | None = None,
+        loss: Loss | None = None,
+        refusal: Refusal | None = None,
+        declaration: Declaration | None = None,
+        identity_refused: IdentityRefused | None = None,
+    ) -> RankMessage:
+        return RankMessage(
+            instance_id=state.rank[0],
+            dp_rank=state.rank[1],
+            life_id=state.life_id,
+            seq=(state.expected or 0) if seq is None else seq,
+            at_us=state.newest_us,
+            observed_at_ms=self._observed_ms,
+            incarnation=self.name,
+            batch=batch,
+            holder_reset=holder_reset,
+            loss=loss,
+            refusal=refusal,
+            declaration=declaration,
+            identity_refused=identity_refused,
+            skipped=skipped,
+        )
+
+
+def _goes_on(building: _Building, op: Op, parent: bytes | None) -> bool:
+    """Whether ``op``, one block with this parent, continues a run."""
+    last = building.op
+    return (
+        parent is not None
+        and last.kind == "STORE"
+        and building.blocks[-1] == parent
+        and (last.parent_state != "UNKNOWN" or last.parent_block_id is not None)
+        and (last.group_idx, last.tier, last.locality, last.block_size) == (op.group_idx, op.tier, op.locality, op.block_size)
+        and (last.spec_kind, last.spec_sliding_window, last.lora_id, last.lora_name, last.reused)
+        == (op.spec_kind, op.spec_sliding_window, op.lora_id, op.lora_name, op.reused)
+    )

@@ -1,0 +1,191 @@
+"""Sealed segments from disk, whole or not at all. The encoding is told from the content, never from the name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from producers.segments.contract import (
+    ACTIVE,
+    COLUMNS,
+    MARKERS,
+    ORPHAN_PREFIX,
+    PARQUET_MAGIC,
+    PARQUET_SUFFIX,
+    SCHEMA,
+    SEALED_PREFIX,
+    WAL_SUFFIX,
+    ContractError,
+    Endpoint,
+    Row,
+    as_text,
+    check,
+)
+from producers.segments.seal import SegmentError, parse_line
+
+MAX_LINE_BYTES = 16 << 20
+"""Longest line that is read, in bytes."""
+
+MAX_ROWS = 20_000_000
+"""Most records that are read of one segment."""
+
+_BATCH_ROWS = 16_384
+
+
+@dataclass
+class Found:
+    """Files below some folders: candidates in a fixed order, and how many files were none."""
+
+    segments: list[Path] = field(default_factory=list)
+    skipped: int = 0
+
+
+def find(paths: Iterable[Path]) -> Found:
+    """Sealed segments in ``paths``, files or folders with whatever lies below them.
+
+    An active segment and a draft never count, nor lines whose Parquet lies beside them. Raises :class:`SegmentError` for a path that
+    is not there.
+    """
+    found = Found()
+    for path in paths:
+        if path.is_file():
+            found.segments.append(path)
+        elif path.is_dir():
+            _walk(path, found)
+        else:
+            raise SegmentError(f"{path}: {'not a file or folder' if path.exists() else 'no such file or folder'}")
+    found.segments = list(dict.fromkeys(found.segments))
+    return found
+
+
+def _walk(folder: Path, found: Found) -> None:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise SegmentError(f"{folder}: {error.strerror or error}") from None
+    names = {entry.name for entry in entries}
+    for entry in entries:
+        if entry.is_dir():
+            _walk(entry, found)
+        elif not _may_be_segment(entry.name) or (entry.suffix == WAL_SUFFIX and entry.with_suffix(PARQUET_SUFFIX).name in names):
+            found.skipped += 1
+        else:
+            found.segments.append(entry)
+
+
+def _may_be_segment(name: str) -> bool:
+    if name == ACTIVE or name.endswith(".tmp") or name.startswith("."):
+        return False
+    return name.startswith((SEALED_PREFIX, ORPHAN_PREFIX)) or name.endswith((WAL_SUFFIX, PARQUET_SUFFIX))
+
+
+def read(path: Path) -> list[Row]:
+    """All records of a sealed segment. Raises :class:`SegmentError`, and nothing else, for one that cannot be read whole."""
+    return _read(path, None)
+
+
+def head(path: Path, count: int) -> list[Row]:
+    """The first records of a sealed segment: whose it is. Raises :class:`SegmentError`, also where no header stands first."""
+    return _read(path, count)
+
+
+def _read(path: Path, most: int | None) -> list[Row]:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+        if magic == PARQUET_MAGIC:
+            rows = list(islice(_parquet(path, most or _BATCH_ROWS), most))
+        elif magic.lstrip()[:1] == b"{":
+            rows = list(islice(_lines(path), most))
+        else:
+            raise ContractError("neither Parquet nor JSON lines" if magic else "empty")
+        if not rows or rows[0].kind not in MARKERS:
+            raise ContractError(f"begins with {rows[0].kind if rows else 'nothing'}, not with segment_open")
+    except OSError as error:
+        raise SegmentError(f"{path}: {' '.join(str(error.strerror or error).split())}") from None
+    except ContractError as error:
+        raise SegmentError(f"{path}: {error}") from None
+    except (pa.ArrowException, msgspec.MsgspecError, ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError) as error:
+        raise SegmentError(f"{path}: damaged: {' '.join(str(error).split())[:200] or type(error).__name__}") from None
+    return rows
+
+
+def digest(path: Path) -> bytes:
+    """Of a file's bytes: the same segment shipped twice has the same. Raises :class:`SegmentError`."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "blake2b").digest()
+    except OSError as error:
+        raise SegmentError(f"{path}: {error.strerror or error}") from None
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE_BYTES):
+            number += 1
+            if number > MAX_ROWS:
+                raise ContractError(f"more than {MAX_ROWS} records")
+            if not line.endswith(b"\n"):
+                raise ContractError(f"line {number}: {'too long' if len(line) == MAX_LINE_BYTES else 'cut short'}")
+            if line.isspace():
+                continue
+            try:
+                row = parse_line(line)
+                check(row)
+            except ContractError as error:
+                raise ContractError(f"line {number}: {error}") from None
+            yield row
+
+
+def _parquet(path: Path, batch_rows: int) -> Iterator[Row]:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        if file.metadata.num_rows > MAX_ROWS:
+            raise ContractError(f"{file.metadata.num_rows} records, more than {MAX_ROWS}")
+        done = 0
+        for batch in file.iter_batches(batch_size=batch_rows):
+            for row in _batch_rows(batch):
+                done += 1
+                try:
+                    check(row)
+                except ContractError as error:
+                    raise ContractError(f"row {done}: {error}") from None
+                yield row
+        if done != file.metadata.num_rows:
+            raise ContractError(f"{done} records instead of {file.metadata.num_rows}")
+
+
+def _batch_rows(batch: Any) -> Iterator[Row]:
+    """The rows of a record batch: columns of the contract typed as it says, any other into ``extra``."""
+    columns: dict[str, list[Any]] = {}
+    extra: list[dict[str, str]] = [{} for _ in range(batch.num_rows)]
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count == len(column):
+            continue
+        if name == "extra" and pa.types.is_map(column.type):
+            for known, pairs in zip(extra, column.to_pylist(), strict=True):
+                known.update({key: value for key, value in pairs or () if value is not None})
+        elif name in COLUMNS:
+            columns[name] = column.cast(SCHEMA.field(name).type).to_pylist()
+        else:
+            for known, value in zip(extra, column.to_pylist(), strict=True):
+                if value is not None:
+                    known[name] = as_text(value)
+    for needed in ("kind", "at_ms"):
+        if needed not in columns or None in columns[needed]:
+            raise ContractError(f"a record without {needed}")
+    if "endpoints" in columns:
+        columns["endpoints"] = [None if value is None else msgspec.convert(value, list[Endpoint]) for value in columns["endpoints"]]
+    names = list(columns)
+    for values, beside in zip(zip(*columns.values(), strict=True), extra, strict=True):
+        row = Row(**dict(zip(names, values, strict=True)))
+        row.extra = beside
+        yield row
