@@ -12,7 +12,6 @@ Neither can be inverted or recomputed without the key, so neither token ids nor 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import secrets
 import stat
@@ -56,23 +55,6 @@ _U32 = next(code for code in "IL" if array(code).itemsize == 4)
 _MAX_DEPTH = 16
 
 
-def _own_sha256() -> Callable[[bytes], hashlib._Hash]:
-    """CPython's own SHA-256 where the build has it: its state copies in a third of the time that a context of OpenSSL's takes.
-
-    With messages this short the copies are most of the work. The digests are the same.
-    """
-    for name in ("_sha2", "_sha256"):
-        try:
-            constructor: Callable[[bytes], hashlib._Hash] = importlib.import_module(name).sha256
-        except (ImportError, AttributeError):
-            continue
-        return constructor
-    return hashlib.sha256
-
-
-_sha256 = _own_sha256()
-
-
 class IdentityKey:
     """An operator's key: ``secret`` and ``nonce`` of 32 bytes each, and the ``epoch`` (u32) folded into every id.
 
@@ -90,8 +72,8 @@ class IdentityKey:
         self.nonce = nonce
         self.epoch = epoch
         padded = secret.ljust(_SHA256_BLOCK, b"\0")
-        self._inner = _sha256(bytes(byte ^ 0x36 for byte in padded))
-        self._outer = _sha256(bytes(byte ^ 0x5C for byte in padded))
+        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in padded))
+        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in padded))
         self.canary = Pseudonym(self, _CANARY_CONTEXT)(nonce).hex()
         """Hex value that only holders of this key and epoch can emit: equal canaries mean comparable ids."""
 
@@ -102,28 +84,35 @@ class IdentityKey:
 class Pseudonym:
     """``HMAC-SHA256(key, context || 0 || epoch u32 || 0 || raw)[:16]`` for one context; ``raw`` is a u64 (big-endian) or bytes."""
 
-    __slots__ = ("_inner", "_outer")
+    __slots__ = ("of",)
 
     def __init__(self, key: IdentityKey, context: bytes = BLOCK_ID_CONTEXT) -> None:
         # HMAC with the constant part hashed once: a third of the time of hmac.digest for these short messages.
-        self._inner = key._inner.copy()
-        self._inner.update(context + b"\0" + struct.pack(">I", key.epoch) + b"\0")
-        self._outer = key._outer
+        inner = key._inner.copy()
+        inner.update(context + b"\0" + struct.pack(">I", key.epoch) + b"\0")
+        self.of = _hmac(inner.copy, key._outer.copy)
+        """The same as calling this object, a little sooner: for those who ask once for every block."""
 
     def __call__(self, raw: int | bytes) -> bytes:
         """The 16-byte pseudonym of ``raw``. An integer must be within 0 to 2^64 - 1."""
-        inner = self._inner.copy()
+        return self.of(raw)
+
+
+def _hmac(new_inner: Callable[[], hashlib._Hash], new_outer: Callable[[], hashlib._Hash]) -> Callable[[int | bytes], bytes]:
+    def pseudonym(raw: int | bytes) -> bytes:
+        inner, outer = new_inner(), new_outer()
         inner.update(raw if isinstance(raw, bytes) else raw.to_bytes(8, "big"))
-        outer = self._outer.copy()
         outer.update(inner.digest())
         return outer.digest()[:ID_BYTES]
+
+    return pseudonym
 
 
 class ValuePseudonym:
     """Pseudonyms of values (:func:`encode_value`) in one context. Short ones are remembered: salts and sessions repeat."""
 
     def __init__(self, key: IdentityKey, context: bytes) -> None:
-        self._pseudonym = Pseudonym(key, context)
+        self._pseudonym = Pseudonym(key, context).of
         self._remembered = lru_cache(maxsize=_REMEMBERED_PSEUDONYMS)(self._pseudonym)
 
     def __call__(self, encoded: bytes) -> bytes:

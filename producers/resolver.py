@@ -135,7 +135,7 @@ class RankResolver:
         self.identity = identity
         self.counters = ResolverCounters()
         self.collect_learned = collect_learned
-        self._pseudonym = Pseudonym(key)
+        self._pseudonym = Pseudonym(key).of
         self._key_pseudonym = ValuePseudonym(key, EXTRA_KEY_CONTEXT)
         self._session_pseudonym = ValuePseudonym(key, SESSION_CONTEXT)
         self._salted = SaltedHashes(self._key_pseudonym) if profile == "sglang" else None
@@ -244,23 +244,27 @@ class RankResolver:
         self.counters.blocks_stored += len(event.block_hashes)
         if self._salted is not None:
             event = self._salted.apart(event)
-        in_number = _in_number(event)
+        token_ids, size = event.token_ids, event.block_size
+        # As many tokens as its hashes have: only then are they each other's.
+        in_number = bool(token_ids) and len(token_ids or ()) == len(event.block_hashes) * size
         tokens, extras, keys = self._assignable(event, in_number)
         parent: bytes | None = None
         parent_id: bytes | None = None
         linked = event.parent_block_hash is None
         if event.parent_block_hash is not None and in_number:
             entry = self._bridge.get(event.parent_block_hash)
-            parent_id = entry[0] if entry is not None else self._pseudonym(event.parent_block_hash)
-            parent = self._content(event.parent_block_hash, event.block_size)
-            linked = parent is not None
+            if entry is None:
+                parent_id = self._pseudonym(event.parent_block_hash)
+            else:
+                parent_id, parent = entry[0], self._content(event.parent_block_hash, size)
+                linked = parent is not None
         if tokens is None or not linked or extras is not None:
             run = _Run(event, tokens, extras, keys, parent_id)
             if tokens is not None:
                 run.linked, run.parent = linked, parent
             self._walk(run)
             return run if tokens is None or None in run.contents else self._finish(run)[0]
-        contents = self.identity.chain(parent, tokens, event.lora_name, event.block_size)
+        contents = self.identity.chain(parent, tokens, event.lora_name, size)
         block_ids = self._learn_chain(event, contents)
         if block_ids is None:  # this life knows one of the hashes as something else
             run = _Run(event, tokens, None, keys, parent_id)
@@ -268,7 +272,7 @@ class RankResolver:
             self._walk(run)
             return run if None in run.contents else self._finish(run)[0]
         state: ParentState = "ROOT" if parent is None else "CONTENT"
-        return self._store_op(event, event.block_size, block_ids, b"".join(contents), state, parent, parent_id, keys)
+        return self._store_op(event, size, block_ids, b"".join(contents), state, parent, parent_id, keys)
 
     def _assignable(self, event: Stored, in_number: bool) -> tuple[bytes | None, list[bytes] | None, list[bytes]]:
         """What can be said of each hash of a run: its tokens, its extra keys as they go into the id, and their pseudonyms.
@@ -301,10 +305,13 @@ class RankResolver:
     def _learn_chain(self, event: Stored, contents: list[bytes]) -> bytes | None:
         """Enter a chained run; its packed block ids, or None (entering no more) at the first hash known as something else."""
         bridge, pseudonym, known_contents, size = self._bridge, self._pseudonym, self._contents, event.block_size
-        group = event.group_idx or 0
+        hashes, group = event.block_hashes, event.group_idx or 0
         learned = self._learned if self.collect_learned else None
+        if self._salted is not None:
+            for block_hash in hashes:
+                self._salted.note(block_hash)
         block_ids = []
-        for block_hash, content in zip(event.block_hashes, contents, strict=True):
+        for block_hash, content in zip(hashes, contents, strict=True):
             entry = bridge.get(block_hash)
             if entry is None:
                 entry = bridge[block_hash] = (pseudonym(block_hash), size, content, None, group)
@@ -318,9 +325,6 @@ class RankResolver:
             elif self._content(block_hash, size) not in (None, content) or self._learn(block_hash, size, content, group) != content:
                 return None
             block_ids.append(entry[0])
-        if self._salted is not None:
-            for block_hash in event.block_hashes:
-                self._salted.note(block_hash)
         return b"".join(block_ids)
 
     def _walk(self, run: _Run) -> None:
@@ -427,12 +431,11 @@ class RankResolver:
         parent_id: bytes | None,
         keys: list[bytes],
     ) -> Op:
-        lora_id = event.lora_id
         return Op(
             "STORE",
             event.group_idx or 0,
-            _upper(event.medium),
-            _upper(event.locality),
+            event.medium.upper() if event.medium else None,
+            event.locality.upper() if event.locality else None,
             size,
             block_ids,
             contents,
@@ -442,11 +445,11 @@ class RankResolver:
             event.lora_name,
             bool(event.reused),
             parent_id,
-            lora_id if isinstance(lora_id, int) and abs(lora_id) <= _MAX_LONG else None,
+            None if event.lora_id is None else _lora_number(event.lora_id),
             event.spec_sliding_window,
             keys,
             None if event.session_id is None else self._session(event.session_id),
-            _upper(event.ownership),
+            event.ownership.upper() if event.ownership else None,
         )
 
     def _session(self, session_id: object) -> bytes | None:
@@ -585,17 +588,16 @@ class RankResolver:
         self._dropped.clear()
 
 
-def _in_number(event: Stored) -> bool:
-    """Whether a run names as many tokens as its hashes have: only then are they each other's."""
-    return bool(event.token_ids) and len(event.token_ids or ()) == len(event.block_hashes) * event.block_size
-
-
 def _believed(content: bytes | None) -> bytes | None:
     return None if content == NO_ID else content
 
 
 def _names_adapter(lora_id: int | str | None) -> bool:
     return lora_id > 0 if isinstance(lora_id, int) else bool(lora_id)
+
+
+def _lora_number(lora_id: int | str) -> int | None:
+    return lora_id if isinstance(lora_id, int) and abs(lora_id) <= _MAX_LONG else None
 
 
 def _clear(event: Cleared) -> Op:
