@@ -122,7 +122,7 @@ def pending(database: Database, migrations: Sequence[Migration] | None = None) -
     """The files still to be applied, in order.
 
     Raises :class:`KvcensusError` if a file was changed after it had been applied. What a newer version recorded is
-    left alone: migrations only add, so an older version can work beside it.
+    left alone: an older version can read on beside it, and write to tables whose columns still have the names it knows.
     """
     ours = list(shipped() if migrations is None else migrations)
     lines = status(database, ours)

@@ -1,6 +1,6 @@
 """Records of the topics as columns for ClickHouse. Pure.
 
-One :class:`ColumnBatch` per table holds a list per column, because that is what goes over the wire: no row is ever built.
+One :class:`ColumnBatch` per table holds a list per column.
 :class:`TableRows` takes any record and knows its tables.
 
     rows = TableRows()
@@ -12,45 +12,28 @@ One :class:`ColumnBatch` per table holds a list per column, because that is what
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from schemas.errors import KvcensusError
 from schemas.records import (
-    ID_BYTES,
-    NO_ID,
+    Declaration,
+    Declared,
     DuplicateWindow,
+    EngineMetrics,
     GroupCounters,
     Lifecycle,
-    Op,
     RankMessage,
     RankWindow,
     Recompute,
 )
+from sql.block_rows import BlockEventColumns
+from sql.columns import ColumnBatch
 
 GROUP_FIELDS: tuple[str, ...] = GroupCounters.__struct_fields__
 """Fields of a cache group, each a column ``groups.<field>`` of ``rank_windows``."""
 
 GROUP_COUNTERS: tuple[str, ...] = GROUP_FIELDS[3:]
 """Those of them that count; the last two are states, not sums."""
-
-
-class ColumnBatch(ABC):
-    """Rows of one table, as one list per column, in the order of ``column_names``."""
-
-    table: ClassVar[str]
-    column_names: ClassVar[tuple[str, ...]]
-
-    def __init__(self) -> None:
-        self.columns: list[list[Any]] = [[] for _ in self.column_names]
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def clear(self) -> None:
-        """Forget all rows. The lists are new ones, so that columns handed out stay as they were."""
-        self.columns = [[] for _ in self.column_names]
 
 
 class RankWindowColumns(ColumnBatch):
@@ -186,152 +169,65 @@ class DuplicateWindowColumns(ColumnBatch):
             column.append(getattr(record, field))
 
 
+_TIMES = {"at_ms": "at", "at_us": "at", "last_message_at_ms": "last_message_at", "process_started_us": "process_started"}
+"""Columns whose name differs from the field's: times carry no unit in SQL."""
+
+_DECLARED_FIELDS = Declared.__struct_fields__
+
+
 class LifecycleColumns(ColumnBatch):
-    """``lifecycle``: one row per record; the columns are the record's fields."""
+    """``lifecycle``: one row per record; the columns are the record's fields, what it declares as arrays."""
 
     table = "lifecycle"
-    _FIELDS: ClassVar[tuple[str, ...]] = Lifecycle.__struct_fields__
-    column_names = tuple("at" if field == "at_ms" else field for field in Lifecycle.__struct_fields__)
+    _FIELDS: ClassVar[tuple[str, ...]] = tuple(field for field in Lifecycle.__struct_fields__ if field != "declared")
+    column_names = (
+        *(_TIMES.get(field, field) for field in Lifecycle.__struct_fields__ if field != "declared"),
+        *(f"declared.{_TIMES.get(field, field)}" for field in _DECLARED_FIELDS),
+    )
 
     def add(self, record: Lifecycle) -> None:
         """One row."""
-        for column, field in zip(self.columns, self._FIELDS, strict=True):
-            column.append(getattr(record, field))
-
-
-class BlockEventColumns(ColumnBatch):
-    """``block_events``: one row per block of every STORE and REMOVE, and one per CLEAR."""
-
-    table = "block_events"
-    column_names = (
-        "instance_id",
-        "dp_rank",
-        "life_id",
-        "seq",
-        "at",
-        "observed_at",
-        "event_index",
-        "block_index",
-        "kind",
-        "group_idx",
-        "tier",
-        "locality",
-        "block_size",
-        "block_id",
-        "content_id",
-        "parent_state",
-        "parent_content_id",
-        "spec_kind",
-        "lora_name",
-        "reused",
-    )
-
-    def add(self, record: RankMessage) -> None:
-        """The rows of a message's batch; none if it carries something else. Raises :class:`KvcensusError` for ids of a wrong length."""
-        if record.batch is None:
-            return
-        (
-            instance_ids, dp_ranks, life_ids, seqs, ats, observed, event_indexes, block_indexes, kinds, groups, tiers, localities,
-            sizes, block_ids, content_ids, parent_states, parents, spec_kinds, loras, reused,
-        ) = self.columns  # fmt: skip
-        ops = record.batch.ops
-        counts = [_blocks(op, record) for op in ops]
-
-        def fill(op: Op, rows: int) -> None:
-            """The columns that are equal for all blocks of ``op``, and of those after it that are like it."""
-            kinds.extend([op.kind] * rows)
-            groups.extend([op.group_idx] * rows)
-            tiers.extend([op.tier] * rows)
-            localities.extend([op.locality] * rows)
-            sizes.extend([op.block_size] * rows)
-            spec_kinds.extend([op.spec_kind] * rows)
-            loras.extend([op.lora_name] * rows)
-            reused.extend([op.reused] * rows)
-
-        like: Op | None = None
-        waiting = 0
-        for index, (op, count) in enumerate(zip(ops, counts, strict=True)):
-            if not count:
-                continue
-            # Removals come one block at a time, many alike in a row.
-            if like is None or not _alike(op, like):
-                if like is not None:
-                    fill(like, waiting)
-                like, waiting = op, 0
-            waiting += count
-            if count == 1:
-                event_indexes.append(index)
-                block_indexes.append(0)
-                block_ids.append(NO_ID if op.kind == "CLEAR" else op.block_ids)
-                if op.kind == "CLEAR":
-                    content_ids.append(None)
-                    parent_states.append("UNKNOWN")
-                    parents.append(None)
-                    continue
-                content = op.content_ids
-                content_ids.append(content if content and content != NO_ID else None)
-                parent_states.append(op.parent_state)
-                parents.append(op.parent_content_id if op.parent_state == "CONTENT" else None)
-                continue
-            event_indexes.extend([index] * count)
-            block_indexes.extend(range(count))
-            block_ids.extend(_ids(op.block_ids))
-            contents: list[bytes | None] = [*_ids(op.content_ids)] if op.content_ids else [None] * count
-            if NO_ID in contents:
-                contents = [None if content == NO_ID else content for content in contents]
-            content_ids.extend(contents)
-            if op.parent_state == "UNKNOWN":
-                parent_states.extend(["UNKNOWN"] * count)
-                parents.extend([None] * count)
-            else:
-                parent_states.append(op.parent_state)
-                parent_states.extend(["CONTENT"] * (count - 1))
-                parents.append(op.parent_content_id if op.parent_state == "CONTENT" else None)
-                parents.extend(contents[:-1])
-        if like is not None:
-            fill(like, waiting)
-        rows = sum(counts)
-        instance_ids.extend([record.instance_id] * rows)
-        dp_ranks.extend([record.dp_rank] * rows)
-        life_ids.extend([record.life_id] * rows)
-        seqs.extend([record.seq] * rows)
-        ats.extend([record.at_us] * rows)
-        observed.extend([record.observed_at_ms] * rows)
-
-
-def _alike(op: Op, other: Op) -> bool:
-    return (
-        op.kind == other.kind
-        and op.group_idx == other.group_idx
-        and op.tier == other.tier
-        and op.locality == other.locality
-        and op.block_size == other.block_size
-        and op.spec_kind == other.spec_kind
-        and op.lora_name == other.lora_name
-        and op.reused == other.reused
-    )
-
-
-def _ids(packed: bytes) -> list[bytes]:
-    return [packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)]
-
-
-def _blocks(op: Op, record: RankMessage) -> int:
-    if op.kind == "CLEAR":
-        return 1
-    count, rest = divmod(len(op.block_ids), ID_BYTES)
-    if rest or (op.content_ids and len(op.content_ids) != len(op.block_ids)):
-        raise KvcensusError(
-            f"{record.instance_id}/{record.dp_rank} life {record.life_id} seq {record.seq}: "
-            f"{len(op.block_ids)} bytes of block ids and {len(op.content_ids)} of content ids are no whole ids of {ID_BYTES} bytes"
+        values = (
+            *(getattr(record, field) for field in self._FIELDS),
+            *([getattr(each, field) for each in record.declared] for field in _DECLARED_FIELDS),
         )
-    return count
+        for column, value in zip(self.columns, values, strict=True):
+            column.append(value)
+
+
+class EngineMetricsColumns(ColumnBatch):
+    """``engine_metrics``: one row per record; the columns are the record's fields, its histograms as arrays by their name."""
+
+    table = "engine_metrics"
+    _FIELDS: ClassVar[tuple[str, ...]] = tuple(field for field in EngineMetrics.__struct_fields__ if field != "histograms")
+    column_names = (
+        *(_TIMES.get(field, field) for field in EngineMetrics.__struct_fields__ if field != "histograms"),
+        "histograms.name",
+        "histograms.bounds",
+        "histograms.counts",
+        "histograms.sum",
+    )
+
+    def add(self, record: EngineMetrics) -> None:
+        """One row."""
+        names = sorted(record.histograms)
+        histograms = [record.histograms[name] for name in names]
+        values = (
+            *(getattr(record, field) for field in self._FIELDS),
+            names,
+            [each.bounds for each in histograms],
+            [each.counts for each in histograms],
+            [each.sum for each in histograms],
+        )
+        for column, value in zip(self.columns, values, strict=True):
+            column.append(value)
 
 
 class RankEventColumns(ColumnBatch):
-    """``rank_events``: one row per holder reset, loss, refusal or declaration."""
+    """``rank_events``: one row per holder reset, loss, refusal, declaration or refused identity; a declaration's fields are columns."""
 
     table = "rank_events"
+    _DECLARATION: ClassVar[tuple[str, ...]] = Declaration.__struct_fields__
     column_names = (
         "instance_id",
         "dp_rank",
@@ -343,49 +239,46 @@ class RankEventColumns(ColumnBatch):
         "incarnation",
         "reason",
         "boundary",
+        "cause",
         "first_seq",
         "last_seq",
         "payload_bytes",
-        "reuse_reporting",
-        "removals",
-        "workload",
-        "model",
-        "kv_connector",
-        "key_epoch",
-        "canary",
-        "forwarder_version",
-        "labels",
+        "group_idx",
+        "refused",
+        "window_start",
+        "window_end",
+        *Declaration.__struct_fields__,
     )
 
     def add(self, record: RankMessage) -> None:
         """The row of a message that is not a batch; none if it is."""
         kind: str
         reason: str | None = None
-        boundary = first_seq = last_seq = payload_bytes = None
-        declared: tuple[Any, ...] = (None, None, None, None, None, None, None, None, {})
+        cause: str | None = None
+        boundary = first_seq = last_seq = payload_bytes = refused = window_start = window_end = None
+        group_idx = 0
         if record.holder_reset is not None:
-            kind, reason, boundary = "holder_reset", record.holder_reset.reason, record.holder_reset.boundary_us
+            kind, reason = "holder_reset", record.holder_reset.reason
+            boundary, cause = record.holder_reset.boundary_us, record.holder_reset.cause
         elif record.loss is not None:
             kind, reason = "loss", record.loss.reason
             first_seq, last_seq = record.loss.first_seq, record.loss.last_seq
         elif record.refusal is not None:
             kind, reason, payload_bytes = "refusal", record.refusal.reason, record.refusal.payload_bytes
+        elif record.identity_refused is not None:
+            said = record.identity_refused
+            kind, group_idx, refused, window_start, window_end = (
+                "identity_refused",
+                said.group_idx,
+                said.refused,
+                said.window_start_us,
+                said.window_end_us,
+            )
         elif record.declaration is not None:
             kind = "declaration"
-            said = record.declaration
-            declared = (
-                said.reuse_reporting,
-                said.removals,
-                said.workload,
-                said.model,
-                said.kv_connector,
-                said.key_epoch,
-                said.canary,
-                said.forwarder_version,
-                said.labels,
-            )
         else:
             return
+        declared = record.declaration
         values = (
             record.instance_id,
             record.dp_rank,
@@ -397,10 +290,15 @@ class RankEventColumns(ColumnBatch):
             record.incarnation,
             reason,
             boundary,
+            cause,
             first_seq,
             last_seq,
             payload_bytes,
-            *declared,
+            group_idx,
+            refused,
+            window_start,
+            window_end,
+            *(({} if field == "labels" else None) if declared is None else getattr(declared, field) for field in self._DECLARATION),
         )
         for column, value in zip(self.columns, values, strict=True):
             column.append(value)
@@ -414,10 +312,11 @@ class TableRows:
         self.recomputes = RecomputeColumns()
         self.duplicate_windows = DuplicateWindowColumns()
         self.lifecycle = LifecycleColumns()
+        self.engine_metrics = EngineMetricsColumns()
         self.block_events = BlockEventColumns()
         self.rank_events = RankEventColumns()
 
-    def add(self, record: RankWindow | Recompute | DuplicateWindow | Lifecycle | RankMessage) -> None:
+    def add(self, record: RankWindow | Recompute | DuplicateWindow | Lifecycle | EngineMetrics | RankMessage) -> None:
         """The rows of one record, in its table or tables."""
         if isinstance(record, RankMessage):
             if record.batch is not None:
@@ -430,6 +329,8 @@ class TableRows:
             self.recomputes.add(record)
         elif isinstance(record, DuplicateWindow):
             self.duplicate_windows.add(record)
+        elif isinstance(record, EngineMetrics):
+            self.engine_metrics.add(record)
         else:
             self.lifecycle.add(record)
 
@@ -448,4 +349,12 @@ class TableRows:
     @property
     def tables(self) -> tuple[ColumnBatch, ...]:
         """The batches of all tables, rows or not."""
-        return (self.rank_windows, self.recomputes, self.duplicate_windows, self.lifecycle, self.block_events, self.rank_events)
+        return (
+            self.rank_windows,
+            self.recomputes,
+            self.duplicate_windows,
+            self.lifecycle,
+            self.engine_metrics,
+            self.block_events,
+            self.rank_events,
+        )

@@ -18,10 +18,11 @@ from mode import Service
 
 from schemas import codec
 from schemas.errors import KvcensusError
-from schemas.records import DuplicateWindow, Lifecycle, RankMessage, RankWindow, Recompute
-from schemas.topics import BATCHES, DUPLICATE_WINDOWS, LIFECYCLE, RANK_WINDOWS, RECOMPUTES
+from schemas.records import DuplicateWindow, EngineMetrics, Lifecycle, RankMessage, RankWindow, Recompute
+from schemas.topics import BATCHES, DUPLICATE_WINDOWS, ENGINE_METRICS, LIFECYCLE, RANK_WINDOWS, RECOMPUTES
 from sql import migrate
-from sql.rows import ColumnBatch, TableRows
+from sql.columns import ColumnBatch
+from sql.rows import TableRows
 from sql.store import Database, StoreError, StoreUnavailable, connect
 from streams.positions import Place
 from streams.settings import WorkerSettings
@@ -41,13 +42,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 _STOP_SECONDS = 6.0
 _SYSTEMIC_ROWS = 8
 
-Sunk = RankWindow | Recompute | DuplicateWindow | Lifecycle | RankMessage
+Sunk = RankWindow | Recompute | DuplicateWindow | Lifecycle | EngineMetrics | RankMessage
 
 KINDS: Mapping[str, type[Sunk]] = {
     RANK_WINDOWS.name: RankWindow,
     RECOMPUTES.name: Recompute,
     DUPLICATE_WINDOWS.name: DuplicateWindow,
     LIFECYCLE.name: Lifecycle,
+    ENGINE_METRICS.name: EngineMetrics,
     BATCHES.name: RankMessage,
 }
 """What is read: the results, and the facts they were counted from."""
