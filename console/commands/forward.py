@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
@@ -197,19 +198,30 @@ def _key(given: Path | None, epoch: int, folder: Path) -> IdentityKey:
 def _stopped_by_signals() -> Iterator[threading.Event]:
     """An event that SIGINT or SIGTERM sets; the second signal does not wait any longer."""
     stop = threading.Event()
+    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    signals = 0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        nonlocal signals
+        signals += 1
+        if signals > 1:
             raise click.Abort
-        stop.set()
-        _say("stopping: delivering what was received; once more to leave at once")
+        # The code that is interrupted may hold the lock of the event or of the output: another thread has to take them.
+        asked.put(True)
 
+    def obey() -> None:
+        if asked.get():
+            _say("stopping: delivering what was received; once more to leave at once")
+            stop.set()
+
+    threading.Thread(target=obey, name="stop", daemon=True).start()
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     # Whoever supervises us holds them back until there are handlers.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     try:
         yield stop
     finally:
+        asked.put(False)
         for number, handler in before.items():
             signal.signal(number, handler)
 
