@@ -52,7 +52,7 @@ class _Run:
 
     def __init__(self, place: int, entry: Entry, message: RankMessage) -> None:
         self.first_seq, self.last_seq = _numbers(message)
-        self.skipped = message.skipped if message.loss is not None else 0
+        self.skipped = message.skipped
         self.members = 0
         self.reasons: set[str] = set()
         self.add(place, entry, message)
@@ -68,11 +68,10 @@ class _Run:
         if message.life_id != self.last.life_id:
             return False
         first, last = _numbers(message)
-        between = message.skipped if message.loss is None else 0
-        return first - between == self.last_seq + 1 or (self.first_seq <= first and last <= self.last_seq)
+        return first == self.last_seq + 1 or (self.first_seq <= first and last <= self.last_seq)
 
     def extend(self, place: int, entry: Entry, message: RankMessage) -> None:
-        """Add a message that :meth:`takes` says belongs here; numbers of other ranks inside the range are not lost."""
+        """Add a message that :meth:`takes` says belongs here."""
         if _numbers(message)[0] > self.last_seq:
             self.skipped += message.skipped
         self.add(place, entry, message)
@@ -100,7 +99,8 @@ def restate(entries: Sequence[Entry]) -> Restated:
     """What stands for ``entries``, in their order.
 
     A loss carries life, times and incarnation of the last message it stands for; its ``seq`` is the next one expected, and its
-    ``skipped`` how many numbers of the range belong to other ranks: they are not lost. A refusal out of turn (the number
+    ``skipped`` how many numbers of the range belong to other ranks: they are not lost. The range begins with those, so that it
+    adjoins what was sent before. A refusal out of turn (the number
     that its sender gave adjoins nothing) is dropped without a loss and counted with the droppable ones: it took the place of no batch.
     """
     outcome = Restated([])
@@ -160,8 +160,7 @@ class _Turns:
         following = self._next_of(entry, place + 1)
         if following is None or following.life_id != message.life_id:
             return False
-        first = following.seq if following.loss is None else following.loss.first_seq
-        return first - following.skipped != message.seq + 1
+        return _numbers(following)[0] != message.seq + 1
 
     def _next_of(self, entry: Entry, start: int) -> RankMessage | None:
         for place in range(start, len(self._entries)):
@@ -181,7 +180,10 @@ def _decode(entry: Entry) -> RankMessage | None:
 
 
 def _numbers(message: RankMessage) -> tuple[int, int]:
-    return (message.seq, message.seq) if message.loss is None else (message.loss.first_seq, message.loss.last_seq)
+    """First and last number that a batch, refusal or loss accounts for, with those of other ranks before it."""
+    if message.loss is not None:
+        return message.loss.first_seq, message.loss.last_seq
+    return message.seq - message.skipped, message.seq
 
 
 def _place(placed: tuple[int, Entry]) -> int:
