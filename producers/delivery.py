@@ -1,8 +1,8 @@
 """Messages to Kafka, in order and not one dropped: an idempotent producer with acks=all that never gives up.
 
 While Kafka is away, messages wait in the producer's memory, up to ``queue.buffering.max.kbytes``; then :meth:`Delivery.offer`
-says no and the caller keeps what it has. A message that Kafka refuses after it was taken (the topic was deleted, the
-producer's state is lost to the broker) is sent again, together with everything behind it, by a new producer: in order, and
+says no and the caller keeps what it has. What left for good is told by :attr:`Delivery.acknowledged`. A message that Kafka
+refuses after it was taken (the topic was deleted, the producer's state is lost to the broker) is sent again, together with everything behind it, by a new producer: in order, and
 possibly twice, which readers tell by the message's own name. One that is too large for Kafka is replaced, in its place, by a
 stand-in that says so.
 """
@@ -92,7 +92,15 @@ class Delivery:
         """Messages that went out as a stand-in."""
         self.delivered = 0
         """Messages that Kafka has acknowledged."""
+        self.acknowledged = 0
+        """How many of the messages taken, from the first one on, are acknowledged without a gap."""
+        self._acknowledged_beyond: set[int] = set()
         self._producer = self._new_producer()
+
+    @property
+    def away(self) -> str | None:
+        """What the client last said is wrong, until a message gets through again; None if nothing is."""
+        return self._away
 
     @property
     def undelivered(self) -> int:
@@ -138,7 +146,7 @@ class Delivery:
         self._producer.poll(timeout)
         if self._away is not None and not self._away_told and time.monotonic() - self._away_since > _WORTH_TELLING:
             self._away_told = True
-            logger.warning("Kafka at %s: %s; %d messages wait in memory", self._servers, self._away, self.undelivered)
+            logger.warning("Kafka at %s: %s; messages wait until it takes them again", self._servers, self._away)
         if self._refused or self._stuck:
             self._collect()
         if self._waiting and time.monotonic() >= self._rebuild_at:
@@ -170,6 +178,10 @@ class Delivery:
     def _reported(self, number: int, error: KafkaError | None, message: Message) -> None:
         if error is None:
             self.delivered += 1
+            self._acknowledged_beyond.add(number)
+            while self.acknowledged in self._acknowledged_beyond:
+                self._acknowledged_beyond.remove(self.acknowledged)
+                self.acknowledged += 1
             if self._away_told:
                 logger.warning("Kafka at %s takes messages again", self._servers)
             self._away, self._away_told = None, False

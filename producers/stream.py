@@ -6,6 +6,8 @@ what a frame will be taken for. What is fed with a gap before it is declared los
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,7 +18,7 @@ import msgspec
 from producers import wire
 from producers.continuity import payload_digest
 from producers.resolver import RankResolver
-from schemas.records import Batch, Declaration, HolderReset, Loss, RankMessage, Refusal
+from schemas.records import Batch, Declaration, EngineProfile, HolderReset, IdentityRefused, Loss, RankMessage, Refusal
 
 REMEMBERED_FRAMES = 16_384
 """Frames of a life whose digest is kept to know a duplicate: more than an engine's replay buffer holds (10,000 by default)."""
@@ -27,6 +29,19 @@ _UNPROVEN = "missing in the stream after the connection had broken, and nothing 
 
 Verdict: TypeAlias = Literal["next", "gap", "duplicate", "restart", "stray"]
 """What a frame is: the expected one, one after a gap, one seen before, the first of another process life, or unreadable out of turn."""
+
+
+NewLifeId: TypeAlias = Callable[[str | None, int], str]
+
+
+def next_life_id(previous: str | None, boundary_us: int) -> str:
+    """16 hex digits: random for a first life, else made from the life before and where it ended.
+
+    So a forwarder that was killed after it told of a new life, and before it noted that, tells of the same life again.
+    """
+    if previous is None:
+        return secrets.token_hex(8)
+    return hashlib.blake2b(f"{previous}/{boundary_us}".encode(), digest_size=8).hexdigest()
 
 
 class StreamCounters(msgspec.Struct):
@@ -70,8 +85,10 @@ class Position(msgspec.Struct, frozen=True):
 class RankStream:
     """Frames of rank (``instance_id``, ``dp_rank``) to messages, in order.
 
-    ``new_life_id`` names each engine process life, also the first, unless ``position`` resumes one. ``incarnation`` is
-    this forwarder run's. All times ``observed_at_ms`` are the caller's clock. Payloads beyond ``max_payload_bytes`` are refused unread.
+    ``new_life_id`` names each engine process life (from the one before and the boundary between them, in microseconds), also the
+    first (None, 0), unless ``position`` resumes one. ``incarnation`` is
+    this forwarder run's. All times ``observed_at_ms`` are the caller's clock. Payloads beyond ``max_payload_bytes`` are refused unread;
+    ``profile`` says which engine's events they hold.
 
     Where a socket numbers several ranks together (see :class:`producers.ranks.Ranks`), each stream is told of every number
     that is another's, by :meth:`pass_over`; then a jump is missing in all of them, and a restart one of all.
@@ -84,18 +101,19 @@ class RankStream:
         resolver: RankResolver,
         declaration: Declaration,
         incarnation: str,
-        new_life_id: Callable[[], str],
+        new_life_id: NewLifeId = next_life_id,
         *,
         position: Position | None = None,
         remembered: int = REMEMBERED_FRAMES,
         max_payload_bytes: int = wire.MAX_PAYLOAD_BYTES,
+        profile: EngineProfile = "vllm",
     ) -> None:
         self.instance_id = instance_id
         self.dp_rank = dp_rank
         self.declaration = declaration
         self.counters = StreamCounters()
         self.next_seq: int | None = position.next_seq if position else None
-        self.life_id = position.life_id if position else new_life_id()
+        self.life_id = position.life_id if position else new_life_id(None, 0)
         self.resolver = resolver
         self.wire_rank = position.wire_rank if position else None
         self.shared = position.shared if position else False
@@ -103,6 +121,7 @@ class RankStream:
         self._unbroken_from: int | None = self.next_seq
         """The first number of the unbroken stretch that ends before ``next_seq``."""
         self._max_payload_bytes = max_payload_bytes
+        self._profile = profile
         self._incarnation = incarnation
         self._new_life_id = new_life_id
         self._newest_us = position.newest_us if position else 0
@@ -203,7 +222,7 @@ class RankStream:
 
     def restart(self, boundary_us: int, reason: str, observed_at_ms: int) -> RankMessage:
         """Another engine life begins at ``boundary_us``: the reset that says so."""
-        self.life_id, self.next_seq, self._restarted = self._new_life_id(), 0, None
+        self.life_id, self.next_seq, self._restarted = self._new_life_id(self.life_id, boundary_us), 0, None
         self._unbroken_from, self._skipped = 0, 0
         self.resolver.new_life()
         self._seen.clear()
@@ -211,6 +230,22 @@ class RankStream:
         message = self._message(observed_at_ms)
         message.holder_reset = HolderReset(boundary_us, reason)
         self._newest_us = 0
+        return message
+
+    def rekey(self, reason: str, observed_at_ms: int) -> RankMessage:
+        """Ids are made in another way from here on, though the engine goes on: another life in which no id from before means anything."""
+        boundary_us = self._newest_us
+        self.life_id = self._new_life_id(self.life_id, boundary_us)
+        self._unbroken_from, self._skipped = self.next_seq, 0
+        self.resolver.new_life()
+        message = self._message(observed_at_ms)
+        message.holder_reset = HolderReset(boundary_us, reason, "rekeyed")
+        return message
+
+    def forget_identities(self, refused: IdentityRefused, observed_at_ms: int) -> RankMessage:
+        """Declare identities that were forgotten."""
+        message = self._message(observed_at_ms)
+        message.identity_refused = refused
         return message
 
     def refuse(self, payload: bytes, reason: str, observed_at_ms: int) -> RankMessage:
@@ -225,7 +260,7 @@ class RankStream:
         try:
             if not 0 <= seq < _MAX_SEQ:
                 raise wire.WireError(f"sequence number {seq} is out of range")
-            batch = wire.decode(payload, self._max_payload_bytes)
+            batch = wire.decode(payload, self._max_payload_bytes, self._profile)
         except wire.WireError as error:
             if behind or not 0 <= seq < _MAX_SEQ:
                 return "stray", None, str(error)

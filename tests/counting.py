@@ -50,7 +50,7 @@ def messages(sources: Sequence[RankSource], key: IdentityKey | None = None) -> l
 def _rank_messages(source: RankSource, key: IdentityKey) -> list[RankMessage]:
     lives = itertools.count()
     resolver = RankResolver(Identity(key, source.declaration.model), key)
-    stream = RankStream(source.instance_id, source.dp_rank, resolver, source.declaration, "test", lambda: f"{source.key}-{next(lives)}")
+    stream = RankStream(source.instance_id, source.dp_rank, resolver, source.declaration, "test", lambda *_: f"{source.key}-{next(lives)}")
     out = stream.start(0)
     for batch in source.batches:
         out += stream.feed(batch.seq, batch.payload, 0)

@@ -31,7 +31,7 @@ _lives = itertools.count()
 
 def make(dp_rank: int, position: Position | None) -> RankStream:
     resolver = RankResolver(Identity(KEY, None), KEY)
-    return RankStream("inst", dp_rank, resolver, DECLARATION, "run", lambda: f"life-{next(_lives)}", position=position)
+    return RankStream("inst", dp_rank, resolver, DECLARATION, "run", lambda *_: f"life-{next(_lives)}", position=position)
 
 
 def payload(at: float, rank: int | None, block: int = 0) -> bytes:

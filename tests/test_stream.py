@@ -26,7 +26,7 @@ BROKEN = b"\xc1"
 
 def rank_stream(**more: Any) -> RankStream:
     lives = (f"life-{n}" for n in itertools.count())
-    return RankStream("inst", 1, RankResolver(Identity(KEY, None), KEY), DECLARATION, "run-1", lambda: next(lives), **more)
+    return RankStream("inst", 1, RankResolver(Identity(KEY, None), KEY), DECLARATION, "run-1", lambda *_: next(lives), **more)
 
 
 def payload(at: float, block: int = 0, rank: int | None = 1) -> bytes:

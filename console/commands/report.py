@@ -118,7 +118,7 @@ def _rank_messages(
 ) -> Iterator[RankMessage]:
     lives = itertools.count()
     resolver = RankResolver(Identity(key, declaration.model), key)
-    stream = RankStream(name, dp_rank, resolver, declaration, "report", lambda: f"{name}/{dp_rank}-{next(lives)}")
+    stream = RankStream(name, dp_rank, resolver, declaration, "report", lambda *_: f"{name}/{dp_rank}-{next(lives)}")
     yield from stream.start(0)
     for frame in frames:
         yield from stream.feed(frame.seq, frame.payload, round(frame.received_at_s * 1_000))
