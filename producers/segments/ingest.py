@@ -212,8 +212,11 @@ def own_facts(rows: list[Row]) -> tuple[list[Fact], int]:
                 raise ContractError(f"record {at}: {row.kind} outside of a batch")
             unknown += row.kind not in _OWN_KINDS
             continue
-        body = rows[at : at + unshape.body_length(row)]
-        at += len(body)
+        length = unshape.body_length(row)
+        body = rows[at : at + length]
+        if len(body) != length:
+            raise ContractError(f"batch {row.seq}: its records are not all there")
+        at += length
         facts.append(unshape.fact(row, body))
     return facts, unknown
 

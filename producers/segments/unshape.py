@@ -53,7 +53,12 @@ def is_own(row: Row) -> bool:
 
 def body_length(row: Row) -> int:
     """How many records behind this one belong to it. Raises :class:`ContractError` if it does not say."""
-    return _number(row, "records") if row.kind == "batch" else 0
+    if row.kind != "batch":
+        return 0
+    length = _number(row, "records")
+    if length < 0:
+        raise ContractError(f"batch {row.seq}: {length} records")
+    return length
 
 
 def observed_at_ms(row: Row) -> int | None:

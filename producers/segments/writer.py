@@ -243,9 +243,7 @@ class SegmentWriter:
         self.counters.write_errors += 1
         if not self._broken:
             self._broken = True
-            logger.warning(
-                "segments in %s: %s; what is not written will be declared lost, Kafka is not touched", self.folder, error.strerror or error
-            )
+            logger.warning("segments in %s: %s; what is not written will be declared lost there", self.folder, error.strerror or error)
         if self._active >= 0:
             try:
                 self._cut()
