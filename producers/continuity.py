@@ -209,12 +209,13 @@ class Continuity:
             self._out_of_order(arrival, now)
 
     def replayed(self, arrival: Arrival, now: float) -> None:
-        """A batch came on the replay socket. The first one of a number stands."""
+        """A batch came on the replay socket. The first one of a number stands; one before what was asked for is somebody else's answer."""
         if self._exchange is None:
             return
         arrival.epoch = self._epoch
         self._exchange.deadline = now + self._replay_timeout
-        self._exchange.answered.setdefault(arrival.seq, arrival)
+        if arrival.seq >= self._exchange.start:
+            self._exchange.answered.setdefault(arrival.seq, arrival)
 
     def replay_ended(self, now: float) -> None:
         """The replay socket sent its end marker."""
@@ -307,15 +308,8 @@ class Continuity:
             self._newest_us, self._newest = self._newest_us if at_us is None else at_us, None
         return self._newest_us
 
-    def _is_new(self, cause: Cause, answers: list[Arrival]) -> bool:
-        """Whether an answer is of another life than the one given out so far.
-
-        After an engine buffered nothing from the last batch given out, one that ends before that batch is of another life also
-        if its clock was set back, which is all there is to tell by where the old numbers are not remembered.
-        """
-        ended_earlier = cause == "nothing buffered" and self._next is not None and answers[-1].seq < self._next - 1
-        if ended_earlier and not any(answer.seq in self._given for answer in answers):
-            return any(self._engine_time(answer.payload) is not None for answer in answers)
+    def _is_new(self, answers: list[Arrival]) -> bool:
+        """Whether an answer is of another life than the one given out so far."""
         return any(self._restarted_by(answer) for answer in answers if not self._follows(answer))
 
     def _other_life(self, exchange: Exchange) -> Cause | None:
@@ -367,7 +361,7 @@ class Continuity:
         if answers:
             for _ in range(self._older(held, answers[0])):
                 self._accept(held.popleft())
-            if exchange.cause == "other life" or self._is_new(exchange.cause, answers):
+            if exchange.cause == "other life" or self._is_new(answers):
                 answers[0] = self._new_life(answers[0])
         for answer in answers:
             while held and self._follows(held[0]) and held[0].seq < answer.seq:

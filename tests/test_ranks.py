@@ -410,6 +410,8 @@ class Socket:
         self.order.connected(0.0)
 
     def serve(self, holes: set[int]) -> None:
+        if not self.connected:  # a question waits until there is an engine again
+            return
         start = self.order.take_ask()
         if start is None:
             return
