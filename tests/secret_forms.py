@@ -1,4 +1,4 @@
-"""What must not leave a host, in every form that bytes could carry it: token ids and cache salts of a capture."""
+"""What must not leave a host, in every form that bytes could carry it: token ids, cache salts and session ids of a capture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from producers import capture, wire
 
 
 def secret_forms(frames: list[capture.Frame]) -> Iterator[bytes]:
-    """Runs of four consecutive token ids and every text in extra keys, in each form that bytes could carry them."""
+    """Runs of four consecutive token ids, and every text in extra keys and session ids, in each form that bytes could carry them."""
     runs: set[tuple[int, ...]] = set()
     texts: set[str] = set()
     for frame in frames:
@@ -18,7 +18,7 @@ def secret_forms(frames: list[capture.Frame]) -> Iterator[bytes]:
             if isinstance(event, wire.Stored):
                 tokens = event.token_ids or []
                 runs.update(tuple(tokens[at : at + 4]) for at in range(0, len(tokens) - 3, 4))
-                texts.update(_texts(event.extra_keys))
+                texts.update(_texts([event.extra_keys, event.session_id, event.cache_salt]))
                 texts.discard(event.lora_name or "")
     for run in runs:
         if run[1] - run[0] == run[2] - run[1] == run[3] - run[2] and max(run) < 256:

@@ -18,11 +18,16 @@ from hypothesis import strategies as st
 
 from producers.identity import (
     BLOCK_ID_CONTEXT,
+    EXTRA_KEY_CONTEXT,
+    SESSION_CONTEXT,
     Identity,
     IdentityKey,
     Pseudonym,
+    ValuePseudonym,
     create_key,
     encode_extra,
+    encode_keys,
+    encode_value,
     ephemeral_key,
     load_key,
     load_or_create_key,
@@ -56,7 +61,18 @@ def test_a_pseudonym_is_the_hmac_it_says(secret: bytes, epoch: int, raw: int, ra
 
 
 def test_contexts_are_apart() -> None:
-    assert Pseudonym(KEY)(1) != Pseudonym(KEY, b"kvcensus:other:v1")(1)
+    spaces = [Pseudonym(KEY, context) for context in (BLOCK_ID_CONTEXT, EXTRA_KEY_CONTEXT, SESSION_CONTEXT)]
+    assert len({space(1) for space in spaces}) == len({space(b"1") for space in spaces}) == 3
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(0, 2**32 - 1), st.text(max_size=400))
+def test_values_have_pseudonyms_of_the_same_construction(secret: bytes, epoch: int, text: str) -> None:
+    for context in (b"kvcensus:extra-key:v1", b"kvcensus:session:v1"):
+        pseudonym = ValuePseudonym(IdentityKey(secret, bytes(32), epoch), context)
+        data = text.encode()
+        raw = b"s" + struct.pack("<I", len(data)) + data
+        expected = hmac.digest(secret, context + b"\0" + struct.pack(">I", epoch) + b"\0" + raw, "sha256")[:16]
+        assert pseudonym(encode_value(text)) == pseudonym(encode_value(text)) == expected
 
 
 def test_the_canary_tells_keys_apart_and_nothing_else() -> None:
@@ -179,6 +195,13 @@ def typed(value: Any) -> Any:
 @given(st.lists(EXTRA, max_size=3), st.lists(EXTRA, max_size=3))
 def test_extra_keys_are_injective(one: list[Any], other: list[Any]) -> None:
     assert (encode_extra(one) == encode_extra(other)) == (typed(one) == typed(other))
+
+
+@given(st.lists(EXTRA, max_size=3), EXTRA, EXTRA)
+def test_each_extra_key_has_an_encoding_of_its_own(keys: list[Any], one: Any, other: Any) -> None:
+    assert encode_keys(keys) == [encode_value(key) for key in keys]
+    assert b"".join(encode_keys(keys)) == encode_extra(keys)
+    assert (encode_value(one) == encode_value(other)) == (typed(one) == typed(other))
 
 
 @pytest.mark.parametrize(

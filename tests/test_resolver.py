@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import struct
 from collections import defaultdict
@@ -13,11 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producers import capture
-from producers.identity import Identity, IdentityKey, Pseudonym, encode_extra, pack_tokens
+from producers.identity import (
+    EXTRA_KEY_CONTEXT,
+    SESSION_CONTEXT,
+    Identity,
+    IdentityKey,
+    Pseudonym,
+    encode_extra,
+    encode_value,
+    pack_tokens,
+)
 from producers.resolver import RankResolver
 from producers.wire import Cleared, Event, Removed, Stored, WireBatch, decode
 from schemas import codec
 from schemas.records import ID_BYTES, NO_ID, Batch, Op, RankMessage
+from tests.secret_forms import secret_forms
 from tests.shared_data import CAPTURE_NAMES, capture_path
 
 KEY = IdentityKey(bytes(range(32)), bytes(32))
@@ -298,6 +309,119 @@ def test_marks_and_unknown_events_are_handed_on() -> None:
     assert batch.unknown_events == target.counters.unknown_events == 3
 
 
+# -- the fields of an op
+
+
+EXTRA_KEY, SESSION = Pseudonym(KEY, EXTRA_KEY_CONTEXT), Pseudonym(KEY, SESSION_CONTEXT)
+
+
+def test_an_op_carries_what_the_event_says() -> None:
+    event = stored(
+        [11, 12],
+        tokens_of(1, 2),
+        medium="Cpu",
+        locality="local",
+        ownership="shared",
+        group_idx=3,
+        spec_kind="sliding_window",
+        spec_sliding_window=64,
+        lora_id=7,
+        lora_name="ad",
+        session_id="session-1",
+        reused=True,
+    )
+    (op,) = resolve(resolver(), event).ops
+    assert (
+        op.tier,
+        op.locality,
+        op.ownership,
+        op.group_idx,
+        op.spec_kind,
+        op.spec_sliding_window,
+        op.lora_id,
+        op.lora_name,
+        op.reused,
+    ) == (
+        "CPU",
+        "LOCAL",
+        "SHARED",
+        3,
+        "sliding_window",
+        64,
+        7,
+        "ad",
+        True,
+    )
+    assert op.session_id == SESSION(encode_value("session-1"))
+    (op,) = resolve(resolver(), Removed(block_hashes=[1], ownership="shared")).ops
+    assert (op.tier, op.ownership) == (None, "SHARED")
+
+
+@pytest.mark.parametrize("medium", [None, ""])
+def test_a_medium_that_is_not_named_is_not_guessed(medium: str | None) -> None:
+    batch = resolve(resolver(), stored([1], tokens_of(1), medium=medium), Removed(block_hashes=[1], medium=medium), Cleared(medium=medium))
+    assert [op.tier for op in batch.ops] == [None] * 3
+
+
+@pytest.mark.parametrize("lora_id", ["7", 2**63, -(2**64)])
+def test_an_adapters_number_that_is_none_is_left_out(lora_id: int | str) -> None:
+    assert resolve(resolver(), stored([1], tokens_of(1), lora_id=lora_id, lora_name="ad")).ops[0].lora_id is None
+
+
+def test_extra_keys_leave_as_pseudonyms_block_by_block() -> None:
+    keys = [["ad", "salt", "image"], ["ad"], ["salt"], None]
+    (op,) = resolve(resolver(), stored([1, 2, 3, 4], tokens_of(1, 2, 3, 4), extra_keys=keys, lora_name="ad")).ops
+    salt, image = EXTRA_KEY(encode_value("salt")), EXTRA_KEY(encode_value("image"))
+    assert op.extra_keys == [salt + image, b"", salt, b""]
+    nothings: list[Any] = [None, [], [None] * 2, [[], None], [["ad"], ["ad"]]]
+    for nothing in nothings:
+        (op,) = resolve(resolver(), stored([1, 2], tokens_of(1, 2), extra_keys=nothing, lora_name="ad")).ops
+        assert op.extra_keys == []
+    (op,) = resolve(resolver(), stored([1, 2], None, extra_keys=[["salt"], None])).ops
+    assert op.extra_keys == [salt, b""]  # they can be assigned although tokens are not there
+    (op,) = resolve(resolver(), stored([1, 2], tokens_of(1, 2), extra_keys=[["salt"]])).ops
+    assert op.extra_keys == []
+
+
+def test_a_placeholder_that_is_split_keeps_each_blocks_keys() -> None:
+    target = resolver()
+    resolve(target, stored([1], tokens_of(1)), stored([2], tokens_of(2, size=8), size=8))
+    ops = resolve(target, stored([1, 2], None, size=0, extra_keys=[["a"], ["b"]])).ops
+    assert [op.extra_keys for op in ops] == [[EXTRA_KEY(encode_value("a"))], [EXTRA_KEY(encode_value("b"))]]
+
+
+def test_the_parent_is_named_where_the_run_can_be_assigned() -> None:
+    target = resolver()
+    root, child = resolve(target, stored([11], tokens_of(1)), stored([12], tokens_of(2), parent=11)).ops
+    assert (root.parent_state, root.parent_block_id) == ("ROOT", None)
+    assert (child.parent_state, child.parent_block_id) == ("CONTENT", PSEUDONYM(11))
+    (orphan,) = resolve(target, stored([13], tokens_of(3), parent=99)).ops
+    assert (orphan.parent_state, orphan.parent_content_id, orphan.parent_block_id) == ("UNKNOWN", None, PSEUDONYM(99))
+    for event in (
+        stored([11, 12], tokens_of(1), parent=10),
+        stored([11, 12], tokens_of(1, 2, 3)),
+        stored([11], None, parent=10),
+        stored([11], [], parent=10, size=0),
+    ):
+        (op,) = resolve(target, event).ops
+        assert (op.parent_state, op.parent_content_id, op.parent_block_id) == ("UNKNOWN", None, None)
+
+
+@pytest.mark.parametrize("name", ["c_reset_salt.frames.jsonl.gz", "f_lora_salt_session.frames.jsonl.gz"])
+def test_no_token_salt_or_session_in_any_encoded_byte(name: str) -> None:
+    frames = list(capture.read(capture_path(name)))
+    target = RankResolver(Identity(KEY, "m"), KEY, collect_learned=True)
+    out = []
+    for frame in frames:
+        batch = target.resolve(decode(frame.payload))
+        out.append(codec.encode(RankMessage("i", 0, "l", 1, 1, 1, "x", batch)) + repr(target.take_learned()).encode())
+    secrets = {form for form in secret_forms(frames) if len(form) >= 6}
+    assert b"sess-1" in secrets
+    assert len(secrets) > 100
+    everything = b"\n".join(out)
+    assert [secret for secret in secrets if secret in everything] == []
+
+
 # -- lives and bounds
 
 
@@ -341,56 +465,67 @@ def test_the_bridge_never_outgrows_its_bound(steps: list[tuple[int, int, bool]],
 PROMPTS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=6)
 
 
-class Engine:
-    """Publishes prompts as an engine does: hashes seeded per process, runs cut anywhere, only what is not yet cached."""
+HASHES = {"u64": 8, "i64": 8, "xxhash": 16, "sha256": 32}
+"""Kinds of engine hashes and their bytes: integers of either sign, or bytes."""
 
-    def __init__(self, seed: int, as_bytes: bool, cuts: random.Random, **prompt: Any) -> None:
-        self.seed, self.as_bytes, self.cuts = seed, as_bytes, cuts
+
+class Engine:
+    """Publishes prompts as an engine does: hashes seeded per process, runs cut anywhere, in maps or arrays."""
+
+    def __init__(self, seed: int, hashes: str, cuts: random.Random, arrays: bool = False, **prompt: Any) -> None:
+        self.seed, self.hashes, self.cuts, self.arrays = seed, hashes, cuts, arrays
         self.prompt = prompt
         self.target = resolver(prompt.get("model", "m"))
         self.contents: dict[tuple[int, ...], bytes] = {}
 
     def hash_of(self, prefix: tuple[int, ...]) -> int | bytes:
-        digest = struct.pack(">QQ", *(hash((self.seed, prefix, word)) & (2**64 - 1) for word in range(2)))
-        return digest if self.as_bytes else int.from_bytes(digest[-8:], "big")
+        digest = hashlib.sha256(f"{self.seed} {prefix} {self.prompt}".encode()).digest()[: HASHES[self.hashes]]
+        return digest if self.hashes not in ("u64", "i64") else int.from_bytes(digest, "big", signed=self.hashes == "i64")
+
+    def event(self, blocks: list[int], start: int, end: int) -> Any:
+        salt, adapter, size = (self.prompt.get(name) for name in ("salt", "adapter", "size"))
+        names_adapter = adapter and self.hashes == "sha256"  # newer engines repeat the adapter's name among the extra keys
+        keys: list[Any] = [([adapter] if names_adapter else []) + ([salt] if salt and at == 0 else []) for at in range(start, end)]
+        event = {
+            "type": "BlockStored",
+            "block_hashes": [self.hash_of(tuple(blocks[: at + 1])) for at in range(start, end)],
+            "parent_block_hash": self.hash_of(tuple(blocks[:start])) if start else None,
+            "token_ids": tokens_of(*blocks[start:end], size=size or SIZE),
+            "block_size": size or SIZE,
+            "lora_id": 1 if adapter else None,
+            "medium": "GPU",
+            "lora_name": adapter,
+            "extra_keys": [each or None for each in keys] if any(keys) else None,
+        }
+        return [*event.values()] if self.arrays else event
 
     def serve(self, blocks: list[int]) -> None:
         start = 0
         while start < len(blocks):
             end = self.cuts.randint(start + 1, len(blocks))
-            run = blocks[start:end]
-            hashes = [self.hash_of(tuple(blocks[: at + 1])) for at in range(start, end)]
-            salt, adapter = self.prompt.get("salt"), self.prompt.get("adapter")
-            keys: list[Any] = [
-                ([adapter] if adapter and self.as_bytes else []) + ([salt] if salt and at == 0 else []) for at in range(start, end)
-            ]
-            event = stored(
-                hashes,
-                tokens_of(*run, size=self.prompt.get("size", SIZE)),
-                self.hash_of(tuple(blocks[:start])) if start else None,
-                self.prompt.get("size", SIZE),
-                extra_keys=keys if any(keys) else None,
-                lora_name=adapter,
-            )
-            (op,) = resolve(self.target, event).ops
+            payload = msgspec.msgpack.encode([1.0, [self.event(blocks, start, end)], 0])
+            (op,) = self.target.resolve(decode(payload)).ops
             for at, content in zip(range(start, end), ids(op.content_ids), strict=True):
                 self.contents[tuple(blocks[: at + 1])] = content
             start = end
 
 
-@given(PROMPTS, st.integers(), st.sampled_from([{}, {"salt": "s"}, {"adapter": "a"}, {"adapter": "a", "salt": "s"}]))
-def test_equal_content_is_equal_across_splits_seeds_hash_kinds_and_lives(
-    prompts: list[list[int]], seed: int, prompt: dict[str, Any]
+PROMPTED = st.fixed_dictionaries({}, optional={"salt": st.just("s"), "adapter": st.just("a"), "size": st.sampled_from([1, 16])})
+
+
+@given(PROMPTS, st.integers(), PROMPTED, st.permutations(sorted(HASHES)), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_equal_content_is_equal_across_splits_seeds_hash_kinds_encodings_and_lives(
+    prompts: list[list[int]], seed: int, prompt: dict[str, Any], kinds: list[str], arrays: list[bool]
 ) -> None:
-    engines = [Engine(1, False, random.Random(seed), **prompt), Engine(2, True, random.Random(seed + 1), **prompt)]
+    engines = [Engine(each, kind, random.Random(seed + each), arrays[each], **prompt) for each, kind in enumerate(kinds)]
     for engine in engines:
         for blocks in prompts:
             engine.serve(blocks)
         assert engine.target.counters.unresolved_blocks == 0
         assert engine.target.counters.identity_conflicts == 0
-    assert engines[0].contents == engines[1].contents
+        assert engine.contents == engines[0].contents
     assert len(set(engines[0].contents.values())) == len(engines[0].contents)
-    restarted = Engine(3, False, random.Random(seed + 2), **prompt)
+    restarted = Engine(99, kinds[1], random.Random(seed + 99), arrays[4], **prompt)
     restarted.target = engines[0].target
     restarted.target.new_life()
     for blocks in prompts:
@@ -411,14 +546,27 @@ def test_content_that_differs_is_never_equal(prompts: list[list[int]], seed: int
         {"model": "other"},
         {"model": None},
         {"size": 8},
+        {"size": 1},
     ]
     claimed: dict[bytes, tuple[int, tuple[int, ...]]] = {}
     for number, variant in enumerate(variants):
-        engine = Engine(number, bool(number % 2), random.Random(seed), **variant)
+        engine = Engine(number, sorted(HASHES)[number % 4], random.Random(seed), bool(number % 3), **variant)
         for blocks in prompts:
             engine.serve(blocks)
         for prefix, content in engine.contents.items():
             assert claimed.setdefault(content, (number, prefix)) == (number, prefix)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 5), st.integers(10, 12))
+def test_one_token_more_or_another_changes_every_id_from_there_on(blocks: list[int], at: int, other: int) -> None:
+    """A block's id covers what is before it, and nothing after."""
+    at %= len(blocks)
+    one, changed = Engine(1, "u64", random.Random(1)), Engine(1, "u64", random.Random(1))
+    one.serve(blocks)
+    changed.serve([*blocks[:at], other, *blocks[at + 1 :]])
+    first, second = list(one.contents.values()), list(changed.contents.values())
+    assert first[:at] == second[:at]
+    assert not set(first[at:]) & set(second)
 
 
 # -- real engines
