@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -23,6 +22,7 @@ from producers.spool import Spool
 from schemas import codec
 from schemas.errors import KvcensusError
 from schemas.records import RankMessage
+from tests.full_disk import Disk
 from tests.spooling import FILE_BYTES, FOLDER_BOUND, Fact, batch, drain, droppable, facts, keep, lasting, left_in
 
 PLENTY = 1 << 30
@@ -276,6 +276,7 @@ _APPENDER = """
 import sys
 from pathlib import Path
 from producers.spool import Spool
+from tests.full_disk import Disk
 from tests.spooling import batch
 with Spool(Path(sys.argv[1]), 1 << 30, file_bytes=20_000) as spool:
     seq = int(spool.checkpoint or b"-1") + 1
@@ -480,23 +481,6 @@ def test_an_acknowledgement_that_comes_late_does_not_reach_a_loss(tmp_path: Path
 
 
 # -- disks that refuse -----------------------------------------------------------------------------------------------
-
-
-class Disk:
-    """``os.write`` on a disk with ``room`` bytes left (None: plenty); the last one that fits is written in part."""
-
-    def __init__(self) -> None:
-        self.room: int | None = None
-        self._write = os.write
-
-    def write(self, descriptor: int, data: bytes) -> int:
-        if self.room is None:
-            return self._write(descriptor, data)
-        if not self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done = self._write(descriptor, data[: self.room])
-        self.room -= done
-        return done
 
 
 @pytest.fixture
