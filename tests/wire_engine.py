@@ -29,12 +29,12 @@ def quiet_port() -> int:
             return port
 
 
-def payload(seq: int, at: float = 1_700_000_000.0, blocks: int = 1, life: int = 0) -> bytes:
-    """A readable batch: one run of ``blocks`` blocks of 16 tokens at the root, all its own."""
+def payload(seq: int, at: float = 1_700_000_000.0, blocks: int = 1, life: int = 0, rank: int | None = 0) -> bytes:
+    """A readable batch: one run of ``blocks`` blocks of 16 tokens at the root, all its own. Engine time: 1000 s a life, 10 ms a number."""
     hashes = [1_000_000 * life + 1_000 * seq + index for index in range(blocks)]
     tokens = [100_000 * life + 1_000 + seq + index for index in range(16 * blocks)]
     event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None, "token_ids": tokens, "block_size": 16}
-    return msgspec.msgpack.encode([at + life * 1_000 + seq * 0.01, [event], 0])
+    return msgspec.msgpack.encode([at + life * 1_000 + seq * 0.01, [event], rank])
 
 
 class WireEngine:
@@ -50,6 +50,7 @@ class WireEngine:
         self.holes: list[int] = []
         self.questions: list[int] = []
         self.next_seq = 0
+        self.own_numbers: dict[int, int] = {}
         self.life = 0
         self._ports: tuple[int, int] | None = None
         self._stop = threading.Event()
@@ -94,6 +95,7 @@ class WireEngine:
         """Another process life: the sequence starts at 0 and nothing is buffered. The sockets stay."""
         self.life += 1
         self.next_seq = 0
+        self.own_numbers = {}
         self.buffer = []
 
     def wait_subscribed(self, meanwhile: Callable[[], object] = lambda: None) -> None:
@@ -102,15 +104,27 @@ class WireEngine:
         A subscriber that reconnects does so in its own thread's next call, which may have to be made ``meanwhile``.
         """
         deadline = time.monotonic() + 20
-        while not self._live.poll(20):
+        while not self._live.poll(20) or self._live.recv()[:1] != b"\x01":  # also tells of those who leave
             assert time.monotonic() < deadline, "nobody subscribed"
             meanwhile()
-        assert self._live.recv()[:1] == b"\x01"
 
     def publish(self, count: int = 1, *, missed: bool = False, blocks: int = 1) -> None:
         """Publish batches, or only buffer them as an engine does with one that was ``missed``."""
         for _ in range(count):
             self.send(payload(self.next_seq, blocks=blocks, life=self.life), missed=missed)
+
+    def publish_as(self, *ranks: int, own: bool, missed: bool = False) -> None:
+        """Publish a batch of each of ``ranks`` in turn, numbered by the rank itself (``own``) or by the socket."""
+        for rank in ranks:
+            if not own:
+                self.send(payload(self.next_seq, life=self.life, rank=rank), missed=missed)
+                continue
+            seq = self.own_numbers.get(rank, 0)
+            self.own_numbers[rank] = seq + 1
+            body = payload(seq, life=self.life, rank=rank)
+            self.buffer.append((seq, body))
+            if not missed:
+                self.send_frames([self.topic, seq.to_bytes(8, "big"), body])
 
     def publish_unheard(self, count: int) -> None:
         """Buffer batches while the sockets are away."""
