@@ -41,8 +41,10 @@ class SaltedHashes:
         except ValueError:
             tag, readable = self._pseudonym(b""), False
         extra_keys = event.extra_keys
-        if event.parent_block_hash is None and extra_keys is None:
-            extra_keys = [[salt], *[None] * (len(event.block_hashes) - 1)]
+        if event.parent_block_hash is None:
+            first, *others = extra_keys or [None] * len(event.block_hashes)
+            given = first if isinstance(first, list) else [] if first is None else [first]
+            extra_keys = [given if salt in given else [salt, *given], *others]
         return msgspec.structs.replace(
             event,
             block_hashes=[_salted(block_hash, tag) for block_hash in event.block_hashes],

@@ -218,6 +218,16 @@ def test_a_salt_leaves_as_a_pseudonym_at_the_root() -> None:
     assert op.extra_keys == []
 
 
+def test_a_salt_counts_whether_or_not_it_is_among_the_extra_keys() -> None:
+    event = Engine(4, covered=False, maps=True).store([1, 2], "tenant")
+    said: list[Any] = [None, [], [["tenant"], None], ["tenant", None]]
+    found = [contents(resolve(resolver(), {**event, "extra_keys": keys})) for keys in said]
+    assert found == [found[0]] * 4
+    more = contents(resolve(resolver(), {**event, "extra_keys": [["image"], None]}))
+    image = contents(resolve(resolver(), {**event, "cache_salt": None, "extra_keys": [["image"], None]}))
+    assert len({*found[0], *more, *image}) == 6
+
+
 def test_a_salt_that_has_no_encoding_has_no_content() -> None:
     engine = Engine(4, covered=False, maps=True)
     batch = resolve(resolver(), {**engine.store([1, 2], None), "cache_salt": msgspec.msgpack.Ext(5, b"?")})
