@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers.continuity import Arrival, Continuity
+from producers.continuity import Arrival, Continuity, Resume, payload_digest
 
 TIMEOUT = 5.0
 
@@ -275,6 +275,112 @@ def test_an_unreadable_batch_with_an_old_number_is_no_restart() -> None:
     order.live(Arrival(1, b"garbage", 0), 0.0)
     live(order, 1, 3)
     assert [arrival.payload for arrival in order.ready] == [batch(1, 0), batch(1, 1), batch(1, 2), b"garbage", batch(1, 3)]
+
+
+# -- where another process left off, and connections that broke
+
+
+def resumed(life: int, next_seq: int, can_replay: bool = True) -> Continuity:
+    """An order that another process left after batch ``next_seq`` - 1 of ``life``; connected."""
+    last = batch(life, next_seq - 1)
+    at_us = engine_time(last)
+    assert at_us is not None
+    order = Continuity(can_replay, TIMEOUT, engine_time, resume=Resume(next_seq, payload_digest(last), at_us))
+    order.connected(0.0)
+    return order
+
+
+def flagged(order: Continuity) -> list[int]:
+    return [arrival.seq for arrival in order.ready if arrival.reconnected]
+
+
+def test_a_digest_is_the_same_in_every_process() -> None:
+    assert payload_digest(b"batch").hex() == "f191240f877efa34752a4dfc7379ca7d"
+    assert payload_digest(b"batch") != payload_digest(b"other")
+
+
+def test_resuming_asks_from_the_last_batch_and_gives_out_only_what_came_since() -> None:
+    order = resumed(1, 5)
+    assert order.ask == 4
+    live(order, 1, 8)
+    answer(order, 1, 4, 5, 6, 7, 8)
+    assert given_out(order) == span(1, 5, 8)
+    assert flagged(order) == []
+
+
+def test_resuming_tells_another_life_by_the_batch_before() -> None:
+    order = resumed(1, 5)
+    answer(order, 2, 4, 5, 6)
+    assert order.ask == 0
+    answer(order, 2, *range(7))
+    assert given_out(order) == span(2, 0, 6)
+    assert [arrival.seq for arrival in order.ready if arrival.begins_life] == [0]
+
+
+def test_resuming_tells_a_younger_life_by_its_empty_answer() -> None:
+    order = resumed(1, 5)
+    answer(order, 2)
+    assert order.ask == 0
+    answer(order, 2, 0, 1)
+    assert given_out(order) == span(2, 0, 1)
+
+
+def test_resuming_to_the_same_life_without_anything_new_gives_out_nothing() -> None:
+    order = resumed(1, 5)
+    answer(order, 1, 4)
+    assert not order.ready
+    live(order, 1, 5)
+    assert given_out(order) == ["1:5"]
+    assert flagged(order) == []
+
+
+def test_without_proof_the_first_batch_after_another_processs_end_is_marked() -> None:
+    silent, none, forgotten = resumed(1, 5), resumed(1, 5, can_replay=False), resumed(1, 5)
+    live(silent, 1, 9, 10)
+    silent.tick(5.0)
+    live(none, 1, 9, 10)
+    answer(forgotten, 1, 9, 10)
+    for order in (silent, none, forgotten):
+        assert given_out(order) == ["1:9", "1:10"]
+        assert flagged(order) == [9]
+
+
+def test_a_first_connection_leaves_nothing_open() -> None:
+    order = continuity(can_replay=False)
+    order.connected(0.0)
+    live(order, 1, 3, 4)
+    assert flagged(order) == []
+
+
+def test_what_was_received_before_the_connection_broke_is_not_marked() -> None:
+    order = continuity()
+    live(order, 1, 0, 1, 4)
+    order.connected(0.0)
+    live(order, 1, 6)
+    order.tick(5.0)
+    assert given_out(order) == ["1:0", "1:1", "1:4", "1:6"]
+    assert flagged(order) == [6]
+
+
+def test_a_restart_that_shows_leaves_nothing_open() -> None:
+    order = continuity(can_replay=False)
+    live(order, 1, 0, 1, 2)
+    order.connected(0.0)
+    live(order, 2, 1, 2)
+    assert [arrival.seq for arrival in order.ready if arrival.begins_life] == [1]
+    assert flagged(order) == []
+
+
+def test_answers_before_what_was_asked_for_prove_nothing() -> None:
+    """Where one question is for several ranks, it starts at the lowest number that any needs."""
+    order = continuity()
+    live(order, 1, *range(5))
+    order.connected(0.0)
+    assert order.question == 4
+    answer(order, 2, 2)
+    assert order.ask == 0
+    answer(order, 2, 0, 1, 2)
+    assert given_out(order) == [*span(1, 0, 4), *span(2, 0, 2)]
 
 
 @dataclass

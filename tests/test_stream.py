@@ -14,7 +14,7 @@ from producers import capture
 from producers.continuity import payload_digest
 from producers.identity import Identity, IdentityKey
 from producers.resolver import RankResolver
-from producers.stream import Position, RankStream
+from producers.stream import Position, RankStream, begins_life
 from schemas import codec
 from schemas.records import Declaration, HolderReset, Loss, RankMessage
 from tests.shared_data import CAPTURE_NAMES, capture_path
@@ -243,6 +243,51 @@ def test_a_stream_goes_on_where_another_process_left_it() -> None:
     assert (message.life_id, message.seq) == ("life-0", 3)
     third = rank_stream(position=second.position)
     assert kinds(third.feed(0, payload(99), 1)) == ["holder_reset", "batch"]
+
+
+def test_what_has_the_number_of_the_last_batch_is_told_by_its_digest_also_in_another_process() -> None:
+    first = rank_stream()
+    for seq in range(3):
+        first.feed(seq, payload(10 + seq, seq), 1)
+    again, other = rank_stream(position=first.position), rank_stream(position=first.position)
+    assert again.verdict(2, payload(12, 2)) == "duplicate"
+    assert kinds(other.feed(2, payload(11, 9), 1)) == ["holder_reset", "loss", "batch"]  # though its time is older
+
+
+def test_payloads_that_are_too_large_are_refused_unread_and_counted_apart() -> None:
+    stream = rank_stream(max_payload_bytes=len(payload(1)) - 1)
+    (message,) = stream.feed(0, payload(1), 1)
+    assert message.refusal is not None
+    assert (message.refusal.payload_bytes, "larger than" in message.refusal.reason) == (len(payload(1)), True)
+    stream.feed(1, BROKEN, 1)
+    assert (stream.counters.refused, stream.counters.oversized) == (2, 1)
+
+
+def test_events_are_counted_with_those_of_unknown_types() -> None:
+    stream = rank_stream()
+    events = [{"type": "AllBlocksCleared"}, {"type": "Unheard"}]
+    stream.feed(0, msgspec.msgpack.encode([1.0, events]), 1)
+    stream.feed(1, payload(2), 1)
+    assert (stream.counters.events, stream.counters.unknown_events) == (3, 1)
+
+
+def test_a_loss_after_a_broken_connection_says_so() -> None:
+    stream = rank_stream()
+    stream.feed(0, payload(1), 1)
+    loss, batch = stream.feed(3, payload(2), 1, reconnected=True)
+    assert loss.loss is not None
+    assert "the connection had broken" in loss.loss.reason
+    assert batch.life_id == loss.life_id == "life-0"
+
+
+@pytest.mark.parametrize(
+    ("newest", "started", "at", "begins"),
+    [(10, 11, 12, True), (10, 12, 12, True), (10, 10, 12, False), (10, 13, 12, False), (0, 5, 12, False), (10, 9, 12, False)],
+)
+def test_a_process_began_a_life_if_it_started_after_the_old_one_and_not_after_the_new(
+    newest: int, started: int, at: int, begins: bool
+) -> None:
+    assert begins_life(newest, started, at) is begins
 
 
 def test_a_batch_of_another_rank_is_counted() -> None:
