@@ -2,9 +2,9 @@
 
 While Kafka is away, messages wait in the producer's memory, up to ``queue.buffering.max.kbytes``; then :meth:`Delivery.offer`
 says no and the caller keeps what it has. What left for good is told by :attr:`Delivery.acknowledged`. A message that Kafka
-refuses after it was taken (the topic was deleted, the producer's state is lost to the broker) is sent again, together with everything behind it, by a new producer: in order, and
-possibly twice, which readers tell by the message's own name. One that is too large for Kafka is replaced, in its place, by a
-stand-in that says so.
+refuses after it was taken (the topic was deleted, the producer's state is lost to the broker) is sent again, together with
+everything behind it, by a new producer: in order, and possibly twice, which readers tell by the message's own name. One that is
+too large for Kafka is replaced, in its place, by a stand-in that says so.
 """
 
 from __future__ import annotations
