@@ -5,31 +5,17 @@ The registry is this exporter's own: nothing process-wide is registered, and not
 
 from __future__ import annotations
 
-import logging
-import socket
-import socketserver
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from typing import Any, Self
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from schemas.errors import KvcensusError
-
-logger = logging.getLogger("kvcensus.exporter")
+from producers.page_server import PageServer
 
 _PREFIX = "kvcensus_forwarder_"
-_MOST_AT_ONCE = 8
-"""Requests answered at the same time; what comes beyond is closed unanswered."""
-_REQUEST_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -138,67 +124,7 @@ class _Snapshots(Collector):
             yield gauge
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = _REQUEST_SECONDS
-    server_version = "kvcensus"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        if self.path.partition("?")[0] != "/metrics":
-            self._answer(HTTPStatus.NOT_FOUND, b"only /metrics is here\n")
-            return
-        try:
-            page = generate_latest(self.server.registry)
-        except Exception:
-            logger.exception("the forwarder's own metrics could not be gathered")
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, b"the metrics could not be gathered\n")
-            return
-        self._answer(HTTPStatus.OK, page, CONTENT_TYPE_PLAIN_0_0_4)
-
-    def _answer(self, status: HTTPStatus, body: bytes, content_type: str = "text/plain; charset=utf-8") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        logger.debug(format, *args)
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, address: tuple[str, int], registry: CollectorRegistry) -> None:
-        self.registry = registry
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._free = threading.BoundedSemaphore(_MOST_AT_ONCE)
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a client went away", exc_info=True)
-
-
-class Exporter:
+class Exporter(PageServer):
     """Serves ``GET /metrics`` and nothing else at ``host``:``port`` (0: any free port) from threads of its own.
 
     ``read`` is called for every page, from those threads, and gives a snapshot for each rank. Raises :class:`KvcensusError` when the
@@ -208,47 +134,13 @@ class Exporter:
     def __init__(self, read: Callable[[], Sequence[Snapshot]], host: str = "127.0.0.1", port: int = 0) -> None:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Snapshots(read))
-        try:
-            self._server = _Server((host, port), registry)
-        except (OSError, OverflowError) as error:
-            raise KvcensusError(f"own metrics at {_place(host, port)}: {_why(error)}; see --metrics-listen, or --no-metrics") from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="kvcensus-exporter", daemon=True
-        )
 
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        return int(self._server.server_address[1])
+        def page_at(path: str) -> bytes | None:
+            return generate_latest(registry) if path == "/metrics" else None
+
+        super().__init__(page_at, host, port, "own metrics", "see --metrics-listen, or --no-metrics")
 
     @property
     def url(self) -> str:
         """Where the page is."""
-        return f"http://{_place(str(self._server.server_address[0]), self.port)}/metrics"
-
-    def start(self) -> Self:
-        """Begin to answer."""
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Answer no more; may be called twice, and without a start."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        with suppress(OSError):
-            self._server.server_close()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_exception: object) -> None:
-        self.stop()
-
-
-def _place(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _why(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return f"{self.root}/metrics"

@@ -88,7 +88,7 @@ def test_each_page_is_taken_anew_and_a_failure_of_ours_is_said() -> None:
 
     with Exporter(read) as exporter:
         assert samples(ask(exporter)[1])["batches_total", "a/0"] == 1
-        assert ask(exporter) == (500, "the metrics could not be gathered\n")
+        assert ask(exporter) == (500, "the page could not be made\n")
         assert samples(ask(exporter)[1])["batches_total", "a/0"] == 3
 
 

@@ -385,7 +385,8 @@ def test_what_is_written_reads_back_as_it_was_and_is_the_same_each_time(tmp_path
     for name, (target, count) in written.items():
         back = recording.from_capture(name, target, made[0].declaration)
         originals = [one for one in made if one.instance_id == name]
-        assert [list(one.batches) for one in back] == [list(one.batches) for one in originals]
+        # A capture of frames holds no metrics.
+        assert [list(one.batches) for one in back] == [[batch._replace(reading=None) for batch in one.batches] for one in originals]
         assert count == sum(len(list(one.batches)) for one in originals)
     first = {target: target.read_bytes() for target, _ in written.values()}
     again = recording.write(fleet.sources(spec, lazy=True), tmp_path / "fleet.frames.jsonl.gz")

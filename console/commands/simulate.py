@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -191,6 +191,11 @@ _SERVING = (
     ),
     click.option("--replay-port", type=click.IntRange(1, 65_535), help="The same for replay. Default: behind the ranks' ports."),
     click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65_535),
+        help="Serve the engines' own metrics on this port of loopback, each rank's at a path of its own; 0: any free one.",
+    ),
+    click.option(
         "--wait-subscribers", type=click.IntRange(0), default=0, show_default=True, help="Subscribers each rank waits for before it starts."
     ),
     click.option("--wait-timeout", type=FiniteRange(min=0), help="Start without them after so many seconds."),
@@ -215,6 +220,7 @@ def simulate(
     host: str,
     port: int | None,
     replay_port: int | None,
+    metrics_port: int | None,
     wait_subscribers: int,
     wait_timeout: float | None,
     linger: float | None,
@@ -239,6 +245,7 @@ def simulate(
         host=host,
         port=port,
         replay_port=replay_port,
+        metrics_port=metrics_port,
         wait_subscribers=wait_subscribers,
         wait_timeout_s=wait_timeout,
         rebind=rebind,
@@ -325,7 +332,7 @@ def _declared(source: RankSource, given: _Given) -> RankSource:
         kv_connector=given.kv_connector,
     )
     topic = source.topic if given.topic is None else given.topic.encode()
-    return RankSource(source.instance_id, source.dp_rank, source.batches, declaration, source.origin_us, topic)
+    return replace(source, declaration=declaration, topic=topic)
 
 
 def _fleet(given: _Given) -> tuple[FleetSpec, dict[str, list[Request]] | None]:
@@ -436,6 +443,8 @@ def forward_command(rank: RankEndpoint) -> list[str]:
     declared = rank.declaration
     command = ["kvcensus", "forward", "--endpoint", rank.endpoint, "--replay-endpoint", rank.replay_endpoint]
     command += ["--instance", rank.instance_id, "--dp-rank", str(rank.dp_rank)]
+    if rank.metrics_url is not None:
+        command += ["--metrics-url", rank.metrics_url]
     for option, value in (("--model", declared.model), ("--workload", declared.workload), ("--kv-connector", declared.kv_connector)):
         if value is not None:
             command += [option, value]
@@ -484,6 +493,8 @@ def _announce(server: EngineServer, options: ServerOptions, as_json: bool) -> No
             else f"{sum(lives):,} batches" + (f" in {len(lives)} lives" if len(lives) > 1 else "")
         )
         click.echo(f"{rank_key(rank.instance_id, rank.dp_rank)}: events {rank.endpoint}, replay {rank.replay_endpoint}, {amount}")
+        if rank.metrics_url is not None:
+            click.echo(f"    metrics {rank.metrics_url}")
         click.echo(f"    {shlex.join(forward_command(rank))}")
     if options.wait_subscribers:
         click.echo(f"waiting for {options.wait_subscribers} subscriber(s) on each rank", err=True)

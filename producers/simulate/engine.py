@@ -21,6 +21,7 @@ from typing import Literal
 from producers.simulate.encode import WIRES, Wire, encode_batch
 from producers.simulate.events import BlockHash, BlockRemoved, ExtraKeys
 from producers.simulate.hashing import HashChain, HashForm
+from producers.simulate.metrics import Reading
 from producers.simulate.pool import BlockPool
 from producers.simulate.source import SourceBatch
 from producers.simulate.workload import Request
@@ -101,7 +102,20 @@ class Control:
 class _Job:
     """A request inside the engine. ``known`` tokens exist (prompt and what was generated), ``computed`` of them are in the cache."""
 
-    __slots__ = ("blocks", "computed", "digests", "extra", "first_extra", "hashes", "known", "published", "request", "tokens", "total")
+    __slots__ = (
+        "admitted",
+        "blocks",
+        "computed",
+        "digests",
+        "extra",
+        "first_extra",
+        "hashes",
+        "known",
+        "published",
+        "request",
+        "tokens",
+        "total",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -114,6 +128,7 @@ class _Job:
         salt = [request.salt] if request.salt is not None else []
         self.extra: list[str] | None = adapter or None
         self.first_extra: list[str] | None = (adapter + salt) or None
+        self.admitted = False
         self.forget_blocks()
 
     def forget_blocks(self) -> None:
@@ -141,6 +156,8 @@ class EngineRank:
         self._seq = 0
         self._draining = False
         self._blocked = False
+        # What the process's own metrics count, from nothing with each start.
+        self._preempted = self._queries = self._hits = self._prompts = self._prompts_cached = self._generated = 0
 
     def run(self, requests: Iterable[Request], controls: Iterable[Control], start_us: int, duration_us: int) -> Iterator[SourceBatch]:
         """Every batch of this rank, in order. ``requests`` and ``controls`` count their times from ``start_us``, in order."""
@@ -266,6 +283,12 @@ class EngineRank:
         job.published = len(hits)
         self.stats.prompt_tokens += job.known
         self.stats.hit_tokens += cached
+        self._queries += job.known
+        self._hits += cached
+        if not job.admitted:
+            job.admitted = True
+            self._prompts += job.request.prompt_tokens
+            self._prompts_cached += cached
         self._schedule(job, taken, new)
         return new
 
@@ -306,6 +329,7 @@ class EngineRank:
         job.forget_blocks()
         self._waiting.appendleft(job)
         self.stats.preempted += 1
+        self._preempted += 1
 
     def _finish_step(self) -> None:
         """Each request whose known tokens are all computed gains one; those with their whole answer leave."""
@@ -313,6 +337,7 @@ class EngineRank:
         for job in self._running:
             if job.computed == job.known:
                 job.known += 1
+                self._generated += 1
                 if job.known == job.total:
                     self.pool.free(job.blocks)
                     self.stats.finished += 1
@@ -343,6 +368,7 @@ class EngineRank:
         for job in self._running:
             job.computed += steps
             job.known += steps
+        self._generated += steps * len(self._running)
         return steps * duration
 
     def _batch(self, at_us: int) -> SourceBatch | None:
@@ -351,6 +377,22 @@ class EngineRank:
             return None
         self.stats.batches += 1
         self.stats.removed_blocks += sum(1 for event in events if isinstance(event, BlockRemoved))
-        batch = SourceBatch(self._life, self._seq, at_us, encode_batch(at_us, events, self.dp_rank, self.spec.wire))
+        payload = encode_batch(at_us, events, self.dp_rank, self.spec.wire)
+        batch = SourceBatch(self._life, self._seq, at_us, payload, self._reading())
         self._seq += 1
         return batch
+
+    def _reading(self) -> Reading:
+        return Reading(
+            len(self._running),
+            len(self._waiting),
+            self.spec.pool_blocks - self.pool.free_blocks,
+            self.spec.pool_blocks,
+            self.spec.block_size,
+            self._preempted,
+            self._queries,
+            self._hits,
+            self._prompts,
+            self._prompts_cached,
+            self._generated,
+        )

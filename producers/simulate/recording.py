@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from producers import capture, wire
+from producers.simulate.metrics import beside
 from producers.simulate.source import RankSource, SourceBatch
 from schemas.errors import KvcensusError
 from schemas.records import Declaration
@@ -22,7 +23,8 @@ def from_capture(instance_id: str, path: Path, declaration: Declaration) -> list
     """One source per rank of a capture, by the batches' own rank numbers; sequence numbers and payloads as they were recorded.
 
     A sequence number that falls back starts a new process life. All ranks of a capture share the time of its first batch as
-    their origin. Raises :class:`KvcensusError` for a file that is no capture or holds no message.
+    their origin, and the metrics pages recorded beside it, if there are any. Raises :class:`KvcensusError` for a file that is no capture
+    or holds no message.
     """
     ranks = {rank: list(frames) for rank, frames in capture.ranks(path).items()}
     timed = {rank: list(_lives(frames)) for rank, frames in ranks.items()}
@@ -30,7 +32,7 @@ def from_capture(instance_id: str, path: Path, declaration: Declaration) -> list
         raise KvcensusError(f"{path}: holds no message of an engine")
     origin_us = min(batch.at_us for batches in timed.values() for batch in batches)
     return [
-        RankSource(instance_id, rank, batches, declaration, origin_us, ranks[rank][0].topic)
+        RankSource(instance_id, rank, batches, declaration, origin_us, ranks[rank][0].topic, beside(path))
         for rank, batches in sorted(timed.items())
         if batches
     ]

@@ -19,10 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from urllib.parse import quote
 
 import zmq
 
 from producers.capture import restamp
+from producers.page_server import PageServer
+from producers.simulate.metrics import Reading, RecordedPages, page, read_pages
 from producers.simulate.source import RankSource, SourceBatch
 from producers.wire import WireError
 from schemas.errors import KvcensusError
@@ -55,6 +58,8 @@ class ServerOptions:
     sequence and the replay buffer start anew. ``replay_hwm`` is the ROUTER's queue per peer (0: unbounded; a large replay then
     has no holes). ``restart_pause_s`` is the least real time between the last batch of a process life and the first of the next,
     at any speed: no engine is back sooner, and whoever asks for a replay in that time still gets the old life's.
+    ``metrics_port`` is where the engines' own metrics are served, on loopback, each rank's at a path of its own (0: any free port,
+    ``None``: nowhere).
     """
 
     speed: float | None = 1.0
@@ -71,11 +76,15 @@ class ServerOptions:
     hwm: int = VLLM_HWM
     replay_hwm: int = 1_000
     restart_pause_s: float = 0.5
+    metrics_port: int | None = None
 
 
 @dataclass(frozen=True)
 class RankEndpoint:
-    """Where one rank is served. ``batches_per_life`` is ``None`` for a source whose batches are made while it is served."""
+    """Where one rank is served. ``batches_per_life`` is ``None`` for a source whose batches are made while it is served.
+
+    ``metrics_url`` is ``None`` where no metrics are served.
+    """
 
     instance_id: str
     dp_rank: int
@@ -84,6 +93,7 @@ class RankEndpoint:
     topic: str
     declaration: Declaration
     batches_per_life: list[int] | None
+    metrics_url: str | None = None
 
 
 @dataclass
@@ -101,7 +111,7 @@ class RankProgress:
 
 @dataclass
 class _Served:
-    """One rank's sockets and state; touched only by the server's thread once that runs."""
+    """One rank's sockets and state; touched only by the server's thread once that runs, and read for its metrics."""
 
     source: RankSource
     coming: Iterator[SourceBatch]
@@ -111,6 +121,10 @@ class _Served:
     router_bound: str
     buffer: deque[tuple[int, bytes]]
     published_at_s: float = 0.0
+    pages: RecordedPages | None = None
+    reading: Reading | None = None
+    source_at_us: int = 0
+    process_started_s: float = field(default_factory=time.time)
     progress: RankProgress = field(default_factory=RankProgress)
 
 
@@ -140,18 +154,32 @@ class EngineServer:
         self._started = threading.Event()
         self._finished = threading.Event()
         self._error: BaseException | None = None
+        self._metrics: PageServer | None = None
+        self._publishing_since: float | None = None
 
     def start(self) -> EngineServer:
         """Bind every socket and start serving. Raises :class:`KvcensusError` when an address can't be bound."""
         self._context = zmq.Context()
         try:
+            if self.options.metrics_port is not None:
+                self._metrics = PageServer(
+                    self._page_at,
+                    "127.0.0.1",
+                    self.options.metrics_port,
+                    "the simulated engines' metrics",
+                    "choose another --metrics-port, or 0 for a free one",
+                )
             for index, source in enumerate(self._sources):
                 self._open(index, source)
         except BaseException:
             self._close()
+            if self._metrics is not None:
+                self._metrics.stop()
             raise
         self._thread = threading.Thread(target=self._serve, name="simulated-engines", daemon=True)
         self._thread.start()
+        if self._metrics is not None:
+            self._metrics.start()
         return self
 
     def stop(self) -> None:
@@ -160,6 +188,8 @@ class EngineServer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._metrics is not None:
+            self._metrics.stop()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -189,6 +219,22 @@ class EngineServer:
             self.stop()
         return done
 
+    def _page_at(self, path: str) -> bytes | None:
+        """The metrics page of the rank whose path this is, as of its newest batch; runs in the page server's threads."""
+        for rank in self._ranks:
+            source = rank.source
+            if path == _metrics_path(source) or (path == "/metrics" and len(self._sources) == 1):
+                if rank.pages is not None:
+                    return rank.pages.at(self._moment(rank))
+                return page(rank.reading, rank.process_started_s, source.declaration.model, source.dp_rank)
+        return None
+
+    def _moment(self, rank: _Served) -> int:
+        """Where the rank's recording is now, microseconds: by its pace, or without one by its newest batch."""
+        if self.options.speed is None or self._publishing_since is None:
+            return rank.source_at_us
+        return rank.source.origin_us + round((time.monotonic() - self._publishing_since) * self.options.speed * 1_000_000)
+
     # Everything below the sockets' opening runs in the server's own thread.
 
     def _open(self, index: int, source: RankSource) -> None:
@@ -213,6 +259,8 @@ class EngineServer:
             _bound(pub),
             _bound(router),
             deque(maxlen=options.buffer_batches),
+            pages=read_pages(source.metrics) if source.metrics is not None and self._metrics is not None else None,
+            source_at_us=source.origin_us,
         )
         self._ranks.append(served)
         self._endpoints.append(
@@ -224,6 +272,7 @@ class EngineServer:
                 source.topic.decode("utf-8", "replace"),
                 source.declaration,
                 source.batches_per_life(),
+                None if self._metrics is None else self._metrics.root + _metrics_path(source),
             )
         )
 
@@ -314,7 +363,7 @@ class EngineServer:
 
     def _publish_all(self, poller: zmq.Poller) -> None:
         """Publish every rank's batches in the order of their time since their source's start, paced as the options say."""
-        started = time.monotonic()
+        started = self._publishing_since = time.monotonic()
         now_us = time.time_ns() // 1000
         due: list[_Due] = []
         held: list[tuple[float, _Due]] = []
@@ -370,6 +419,7 @@ class EngineServer:
         frames = [rank.source.topic, batch.seq.to_bytes(8, "big"), payload]
         # The buffer first: a subscriber that sees this batch may ask for it at once.
         rank.buffer.append((batch.seq, payload))
+        rank.reading, rank.source_at_us = batch.reading, batch.at_us
         while True:
             try:
                 rank.pub.send_multipart(frames, zmq.NOBLOCK)
@@ -386,6 +436,7 @@ class EngineServer:
     def _restart(self, poller: zmq.Poller, rank: _Served, life: int) -> None:
         rank.buffer.clear()
         rank.progress.life = life
+        rank.process_started_s, rank.reading = time.time(), None
         if not self.options.rebind:
             return
         had = rank.progress.subscribers
@@ -417,6 +468,10 @@ class EngineServer:
                 time.sleep(0.01)
             else:
                 return made
+
+
+def _metrics_path(source: RankSource) -> str:
+    return f"/{quote(source.instance_id, safe='')}/{source.dp_rank}/metrics"
 
 
 def _count_subscriptions(rank: _Served) -> None:

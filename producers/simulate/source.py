@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+from producers.simulate.metrics import Reading
 from schemas.records import Declaration, rank_key
 
 DEFAULT_TOPIC = b"kv-events"
 
 
 class SourceBatch(NamedTuple):
-    """One message of a rank: ``life`` counts its process lives from 0, ``at_us`` is the engine time inside ``payload``."""
+    """One message of a rank: ``life`` counts its process lives from 0, ``at_us`` is the engine time inside ``payload``.
+
+    ``reading`` is what the engine's metrics say from there on; None where nobody knows.
+    """
 
     life: int
     seq: int
     at_us: int
     payload: bytes
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class RankSource:
 
     ``batches`` are in the order of sending; a list, or anything that can be iterated once (made while it is served).
     ``origin_us`` is the engine time that falls on the moment serving starts: equal for ranks that ran side by side.
+    ``metrics`` is a file of metrics pages recorded beside a capture.
     """
 
     instance_id: str
@@ -34,6 +41,7 @@ class RankSource:
     declaration: Declaration
     origin_us: int
     topic: bytes = DEFAULT_TOPIC
+    metrics: Path | None = None
 
     @property
     def key(self) -> str:
