@@ -67,7 +67,8 @@ def heartbeat(at_ms: int = STARTED_MS, **fields: Any) -> Lifecycle:
 
 def open_writer(folder: Path, *, started_ms: int = STARTED_MS, instance: str = "i0", dp_rank: int = 0, **options: Any) -> SegmentWriter:
     """A writer for one rank."""
-    options = {"declaration": DECLARED, "pid": 4242} | options
+    options.setdefault("declaration", DECLARED)
+    options.setdefault("pid", 4242)
     return SegmentWriter(folder, instance_id=instance, dp_rank=dp_rank, started_ms=started_ms, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from schemas.records import (
     Lifecycle,
     Loss,
     Op,
+    OpKind,
     RankMessage,
     Refusal,
 )
@@ -36,7 +38,7 @@ MICROS = st.integers(0, 8_000_000_000_000_000)
 
 @st.composite
 def ops(draw: st.DrawFn) -> Op:
-    kind = draw(st.sampled_from(["STORE", "REMOVE", "CLEAR"]))
+    kind: OpKind = draw(st.sampled_from(get_args(OpKind)))
     blocks = draw(st.integers(0, 4))
     op = Op(
         kind,

@@ -16,7 +16,7 @@ from producers.segments import seal, shape
 from producers.segments.contract import ACTIVE
 from producers.segments.seal import SegmentError
 from producers.segments.writer import rank_folder
-from schemas.records import EngineMetrics, HolderReset, RankMessage, Refusal
+from schemas.records import Declaration, EngineMetrics, HolderReset, RankMessage, Refusal
 from tests.segments import DECLARED, STARTED_MS, batch, by_rank, heartbeat, ingested, open_writer, records_of
 
 RUN = f"{STARTED_MS}-4242"
@@ -61,7 +61,7 @@ def test_a_segment_opens_with_its_header_and_is_sealed_as_parquet(tmp_path: Path
 
 def test_what_was_declared_last_stands_in_the_next_header(tmp_path: Path) -> None:
     declared = batch(0)
-    declared.batch, declared.declaration = None, seal.shape.Declaration("none", "per_copy", workload="other")
+    declared.batch, declared.declaration = None, Declaration("none", "per_copy", workload="other")
     with open_writer(tmp_path, segment_bytes=1) as writer:
         writer.write([declared, heartbeat()])
         writer.write([batch(1)])

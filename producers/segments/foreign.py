@@ -227,6 +227,9 @@ class ForeignRun:
         if row.kind in CACHE_KINDS:
             yield from self._cache(row)
         elif row.kind == "segment_open":
+            before, after = self._declaration(), self._declaration(row)
+            if before != after:
+                yield from self.end()  # what is open was recorded under the declaration before
             self._opened = row
             self._observed_ms = int(row.at_ms)
         elif row.kind == "holder_reset":
@@ -401,21 +404,19 @@ class ForeignRun:
         yield self._message(state, identity_refused=refused)
 
     def _lifecycle(self, row: Row) -> Iterator[Fact]:
+        yield from self.end()
         self._canary = row.canary or self._canary
         self._reuse = row.reuse_reporting or self._reuse
         self._version = row.agent_version or self._version
         if row.kind != "agent_start":
-            if self._beats in self._survey.lossy:
-                yield from self.end()
-                for instance in self._survey.lossy[self._beats]:
-                    self._break(instance or None, _DROPPED)
+            for instance in self._survey.lossy.get(self._beats, ()):
+                self._break(instance or None, _DROPPED)
             self._beats += 1
         for instance in sorted(self._survey.ranks):
             ranks = sorted(self._survey.ranks[instance])
             endpoints = [endpoint for endpoint in row.endpoints or () if endpoint.source == instance]
             for index, dp_rank in enumerate(ranks):
                 state = self._state((instance, dp_rank))
-                yield from self._flush(state)
                 yield from self._declare(state)
                 # Rank r publishes on its own socket, in the order of the ranks; else nobody knows whose counters are whose.
                 own = [endpoints[index]] if len(endpoints) == len(ranks) else endpoints if index == 0 else []
@@ -424,7 +425,7 @@ class ForeignRun:
     def _heard_of(self, state: _State, row: Row, endpoints: list[Endpoint], alone: bool) -> Lifecycle:
         seen = sum(endpoint.msgs_seen for endpoint in endpoints)
         last = [endpoint.last_msg_at_ms for endpoint in endpoints if endpoint.last_msg_at_ms is not None]
-        heartbeat_ms, staleness_ms = self._bounds()
+        heartbeat_ms, staleness_ms = _bounds(self._opened)
         return Lifecycle(
             kind=_KINDS[row.kind],
             instance_id=state.rank[0],
@@ -443,7 +444,7 @@ class ForeignRun:
             replayed=0,
             publisher_restarts=sum(endpoint.publisher_restarts or 0 for endpoint in endpoints),
             canary=self._canary,
-            key_epoch=self._key_epoch(),
+            key_epoch=_key_epoch(self._opened),
             reason=row.reason,
             forwarder_version=self._version,
             endpoint=endpoints[0].endpoint if endpoints else "",
@@ -466,29 +467,21 @@ class ForeignRun:
             state.declared = declaration
             yield self._message(state, declaration=declaration)
 
-    def _declaration(self) -> Declaration:
-        opened = self._opened
-        heartbeat_ms, staleness_ms = self._bounds()
+    def _declaration(self, header: Row | None = None) -> Declaration:
+        opened = header or self._opened
+        heartbeat_ms, staleness_ms = _bounds(opened)
         return Declaration(
             # Silence is no declaration: the reading that can only undercount.
             reuse_reporting=cast(ReuseReporting, self._reuse) if self._reuse in get_args(ReuseReporting) else "unlabelled",
             removals="per_copy",
             workload=opened.workload_class if opened is not None else None,
-            key_epoch=self._key_epoch(),
+            key_epoch=_key_epoch(opened),
             canary=self._canary,
             forwarder_version=self._version,
             labels={name: opened.extra[name] for name in _LABELS if name in opened.extra} if opened is not None else {},
             heartbeat_ms=heartbeat_ms,
             staleness_ms=staleness_ms,
         )
-
-    def _bounds(self) -> tuple[int, int]:
-        opened = self._opened
-        heartbeat, segment = ((opened.heartbeat_secs or 0), (opened.max_segment_secs or 0)) if opened is not None else (0, 0)
-        return max(heartbeat, 0) * 1_000, max(heartbeat, segment, 0) * 1_000
-
-    def _key_epoch(self) -> int:
-        return (self._opened.key_epoch or 0) if self._opened is not None else 0
 
     def _is_lossy(self, instance: str) -> bool:
         return bool(self._survey.lossy.get(self._beats, set()) & {instance, ""})
@@ -538,6 +531,16 @@ class ForeignRun:
             identity_refused=identity_refused,
             skipped=skipped,
         )
+
+
+def _bounds(opened: Row | None) -> tuple[int, int]:
+    """Milliseconds between heartbeats, and of silence after which a producer is not counted on: the larger bound it declared."""
+    heartbeat, segment = ((opened.heartbeat_secs or 0), (opened.max_segment_secs or 0)) if opened is not None else (0, 0)
+    return max(heartbeat, 0) * 1_000, max(heartbeat, segment, 0) * 1_000
+
+
+def _key_epoch(opened: Row | None) -> int:
+    return (opened.key_epoch or 0) if opened is not None else 0
 
 
 def _goes_on(building: _Building, op: Op, parent: bytes | None) -> bool:
