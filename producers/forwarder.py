@@ -1,261 +1,236 @@
-"""One rank's forwarder: engine batches in, Kafka messages out, with the heartbeat that says it is there.
+"""A forwarder: one engine socket's batches in, Kafka messages or segments out, and the heartbeat that says it is there.
 
-One loop on one thread: take what the sockets put in order, turn it into messages (:class:`producers.stream.RankStream`), hand
-them to Kafka. ZeroMQ's own thread receives meanwhile, so that none of this ever makes the engine wait. While Kafka takes
-nothing, batches wait in memory in the order they came: nothing is dropped.
+One loop on one thread: take what the sockets put in order, turn it into messages (:class:`producers.ranks.Ranks`), put them into
+the spool together with where the streams then stand, and let the spool out into Kafka. ZeroMQ's own thread receives meanwhile,
+so that none of this ever makes the engine wait. What was taken is in the spool before anything is sent, so that a successor goes on
+wherever this process ends, and asks the engine for what came since.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from producers import checkpoint
+from producers.checkpoint import Checkpoint
+from producers.config import ForwarderConfig, forwarder_version
 from producers.continuity import Arrival
 from producers.delivery import Delivery
-from producers.identity import Identity, IdentityKey
-from producers.resolver import DEFAULT_MAX_BLOCKS, RankResolver
-from producers.stream import RankStream
+from producers.engine_metrics import MetricsError
+from producers.exporter import Exporter, Snapshot
+from producers.lane import Lane
+from producers.outlet import Outlet
+from producers.ranks import Ranks, usable_positions
+from producers.scraper import Scraper
+from producers.spool import Entry, Spool
+from producers.stream import Position, RankStream
 from producers.subscription import Subscription
-from producers.wire import MAX_PAYLOAD_BYTES, WireError, decode
+from producers.tally import Tally
+from producers.wire import WireError, decode
 from schemas import codec, records, topics
 from schemas.errors import KvcensusError
+
+__all__ = ["Forwarder", "ForwarderConfig", "Outcome", "Tally"]
 
 logger = logging.getLogger("kvcensus.forwarder")
 
 _SLICE = 500
 """Most batches turned into messages before the sockets are looked at again."""
 _IDLE_WAIT = 0.1
-_BLOCKED_WAIT = 0.05
-_PROBE_SECONDS = 0.5
 _DRAIN_SECONDS = 1.0
-_NEEDED_TOPICS = (topics.BATCHES.name, topics.LIFECYCLE.name)
-
-
-@dataclass(frozen=True)
-class ForwarderConfig:
-    """What one forwarder is told. Times in seconds, sizes in bytes.
-
-    ``endpoint`` and ``replay_endpoint`` are the rank's own event sockets; without the latter nothing missed can be asked for.
-    ``dp_rank`` None: the rank is the one that the batches name themselves (0 where they name none).
-    ``bootstrap_servers`` None: no Kafka, and then ``segments`` names a folder for sealed Parquet segments, which may also be written
-    beside Kafka. ``spool`` is the folder that keeps what Kafka has not acknowledged, and where the stream stands, over any end of
-    the process; None keeps both in memory alone. ``startup_timeout`` is how long to wait for Kafka at the start before saying that
-    it is away, ``stop_timeout`` bounds the wait until everything is delivered at the end. With ``idle``, the forwarder stops by itself
-    when no batch came for that long. ``max_blocks`` bounds the identities remembered for each rank. ``metrics_url`` is the
-    engine's own ``/metrics``; ``metrics_listen`` is the (host, port) where the forwarder shows its own, None for nowhere.
-    """
-
-    instance_id: str
-    endpoint: str
-    bootstrap_servers: str | None
-    key: IdentityKey
-    dp_rank: int | None = 0
-    replay_endpoint: str | None = None
-    topic: str = ""
-    kafka_options: Mapping[str, str] = field(default_factory=dict)
-    reuse_reporting: records.ReuseReporting = "unlabelled"
-    removals: records.Removals = "per_copy"
-    workload: str | None = None
-    model: str | None = None
-    kv_connector: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    engine_profile: records.EngineProfile = "vllm"
-    gpus_per_rank: float | None = None
-    kv_bytes_per_token: int | None = None
-    prefill_rate: float | None = None
-    staleness: float = 60.0
-    max_payload_bytes: int = MAX_PAYLOAD_BYTES
-    max_blocks: int = DEFAULT_MAX_BLOCKS
-    spool: Path | None = None
-    spool_bytes: int = 1 << 30
-    segments: Path | None = None
-    segments_bytes: int = 10 << 30
-    segment_seconds: float = 300.0
-    metrics_url: str | None = None
-    metrics_interval: float = 5.0
-    metrics_listen: tuple[str, int] | None = None
-    replay_timeout: float = 5.0
-    startup_timeout: float = 30.0
-    heartbeat: float = 5.0
-    stop_timeout: float = 30.0
-    idle: float | None = None
-
-    def declaration(self) -> records.Declaration:
-        """What the operator declared, as a record."""
-        return records.Declaration(
-            reuse_reporting=self.reuse_reporting,
-            removals=self.removals,
-            workload=self.workload,
-            model=self.model,
-            kv_connector=self.kv_connector,
-            key_epoch=self.key.epoch,
-            canary=self.key.canary,
-            forwarder_version=_version(),
-            labels=dict(self.labels),
-        )
-
-
-@dataclass
-class Tally:
-    """Cumulative counters of one incarnation, from the messages it made."""
-
-    batches: int = 0
-    blocks_stored: int = 0
-    blocks_removed: int = 0
-    unresolved_blocks: int = 0
-    unknown_events: int = 0
-    refused: int = 0
-    lost: int = 0
-    publisher_restarts: int = 0
-
-    def count(self, message: records.RankMessage) -> None:
-        """Add what ``message`` says."""
-        if message.batch is not None:
-            self.batches += 1
-            self.unknown_events += message.batch.unknown_events
-            self.unresolved_blocks += message.batch.unresolved_blocks
-            for op in message.batch.ops:
-                if op.kind == "STORE":
-                    self.blocks_stored += len(op.block_ids) // records.ID_BYTES
-                elif op.kind == "REMOVE":
-                    self.blocks_removed += len(op.block_ids) // records.ID_BYTES
-        elif message.loss is not None:
-            self.lost += message.loss.last_seq - message.loss.first_seq + 1
-        elif message.refusal is not None:
-            self.refused += 1
-        elif message.holder_reset is not None:
-            self.publisher_restarts += 1
+_SYNC_SECONDS = 1.0
+_SCRAPE_PATIENCE = 2.0
+"""Longest wait for the engine's metrics when a broken connection is to be judged."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``undelivered``: messages and batches that Kafka had not taken when the time to stop was over."""
+    """How a run ended. ``undelivered``: messages that Kafka had not taken when the time to stop was over; with a spool on disk
+    (``spooled``) they wait there for the next run."""
 
     reason: Literal["stopped", "idle"]
     delivered: int
     undelivered: int
+    spooled: bool = False
 
 
 class Forwarder:
-    """One rank's forwarder; each object is one incarnation and runs once. No signal handling: that is the caller's."""
+    """One socket's forwarder; each object is one incarnation and runs once. No signal handling: that is the caller's.
+
+    Raises :class:`KvcensusError` for a configuration that cannot be.
+    """
 
     def __init__(self, config: ForwarderConfig) -> None:
+        if config.bootstrap_servers is None and config.segments is None:
+            raise KvcensusError("neither Kafka nor a folder for segments is given: nothing would leave this host")
         self.config = config
         self.incarnation = secrets.token_hex(8)
         self.attached = threading.Event()
         """Set once Kafka answers, the engine is connected, and what it still buffered has been taken in."""
-        self.tally = Tally()
-        """Counters so far; other threads may read it."""
+        self.metrics_url: str | None = None
+        """Where the own metrics are, once they are."""
+        self._lanes: dict[int, Lane] = {}
+
+    @property
+    def tally(self) -> Tally:
+        """Counters so far, of all ranks; any thread may read it."""
+        return Tally.sum(lane.tally for lane in list(self._lanes.values()))
 
     def run(self, stop: threading.Event) -> Outcome:
         """Forward until ``stop`` is set or the rank was idle for as long as was asked; then deliver what was taken.
 
-        Raises :class:`KvcensusError` for an endpoint or Kafka option that cannot be used, and when Kafka or its topics are not
-        there within the start-up timeout.
+        Raises :class:`KvcensusError` for an endpoint, folder, port or Kafka option that cannot be used.
         """
-        with Subscription(
-            self.config.endpoint,
-            self.config.replay_endpoint,
-            engine_time=engine_time,
-            topic=self.config.topic,
-            replay_timeout=self.config.replay_timeout,
-        ) as subscription:
-            return _Run(self, subscription).run(stop)
+        with ExitStack() as stack:
+            return _Run(self, self._lanes, stack).run(stop)
 
 
 class _Run:
-    """The one run of a :class:`Forwarder`, on its own thread."""
+    """The one run of a :class:`Forwarder`, on its own thread. ``stack`` closes what it opens."""
 
-    def __init__(self, forwarder: Forwarder, subscription: Subscription) -> None:
-        config = forwarder.config
-        self._config = config
-        self._dp_rank = config.dp_rank or 0
-        self._key = records.rank_key(config.instance_id, self._dp_rank).encode()
-        self._incarnation = forwarder.incarnation
-        self._attached = forwarder.attached
-        self._tally = forwarder.tally
-        resolver = RankResolver(Identity(config.key, config.model), config.key)
-        self._stream = RankStream(config.instance_id, self._dp_rank, resolver, config.declaration(), forwarder.incarnation, _new_life_id)
-        self._life_id = ""
-        self._outbox: deque[tuple[str, bytes]] = deque()
-        self._subscription = subscription
-        if config.bootstrap_servers is None:
-            raise KvcensusError("segments without Kafka are not written yet: give --bootstrap-servers")
-        self._delivery = Delivery(config.bootstrap_servers, config.kafka_options, too_large)
+    def __init__(self, forwarder: Forwarder, lanes: dict[int, Lane], stack: ExitStack) -> None:
+        config = self._config = forwarder.config
+        self._forwarder = forwarder
+        self._lanes = lanes
+        self._started_ms = _now_ms()
+        self._entries: list[Entry] = []
+        self._scope = checkpoint.identity_scope(config.key.canary, config.model, config.engine_profile)
+        self._spool = stack.enter_context(Spool(config.spool, config.spool_bytes))
+        stack.callback(self._close_lanes)
+        left = self._left_behind()
+        self._ranks = Ranks(self._make_stream, dp_rank=config.dp_rank, positions=left, max_payload_bytes=config.max_payload_bytes)
+        self._rekeyed = [] if self._same_scope else [name for name, position in left.items() if position.next_seq is not None]
+        self._subscription = stack.enter_context(
+            Subscription(
+                config.endpoint,
+                config.replay_endpoint,
+                engine_time=self._engine_time,
+                topic=config.topic,
+                replay_timeout=config.replay_timeout,
+                positions=self._ranks.positions.values(),
+                max_payload_bytes=config.max_payload_bytes,
+            )
+        )
+        self._outlet = self._open_outlet(config)
+        self._scraper = (
+            stack.enter_context(Scraper(config.metrics_url, config.dp_rank, config.metrics_interval)) if config.metrics_url else None
+        )
+        if config.metrics_listen is not None:
+            exporter = stack.enter_context(Exporter(self._snapshots, *config.metrics_listen))
+            forwarder.metrics_url = exporter.url
 
     def run(self, stop: threading.Event) -> Outcome:
-        if not self._wait_for_kafka(stop):
-            return Outcome("stopped", 0, len(self._take_received(time.monotonic())) + self._subscription.held)
-        self._put(self._stream.start(_now_ms()))
+        self._put(self._rekey())
+        self._put(self._ranks.start(_now_ms()))
         self._put_lifecycle("start")
+        self._commit()
         try:
             reason = self._forward(stop)
+            return self._finish(reason)
         except BaseException as error:
             self._put_lifecycle("stop", f"failed: {type(error).__name__}")
-            self._flush_outbox()
-            self._delivery.close(timeout=1.0)
+            self._commit()
+            if self._outlet is not None:
+                self._outlet.close(time.monotonic() + 1.0)
             raise
-        return self._finish(reason)
+
+    def _engine_time(self, payload: bytes) -> int | None:
+        try:
+            return decode(payload, self._config.max_payload_bytes, self._config.engine_profile).at_us
+        except WireError:
+            return None
+
+    # -- what another process left
+
+    def _left_behind(self) -> dict[int, Position]:
+        """Where the streams stood when the spool was written last."""
+        self._same_scope = True
+        if self._spool.checkpoint is None:
+            return {}
+        left = checkpoint.decode(self._spool.checkpoint)
+        if left is None:
+            logger.warning("the spool in %s does not say where its stream stood: attaching anew", self._spool.place)
+            return {}
+        self._same_scope = left.scope == self._scope
+        return usable_positions(self._config.dp_rank, left.positions)
+
+    def _rekey(self) -> list[records.RankMessage]:
+        """Ids of another key or model do not compare with those from here on: another life, although the engine goes on."""
+        reason = "the identity key, the model or the engine profile changed"
+        return [self._ranks.streams[name].rekey(reason, _now_ms()) for name in self._rekeyed]
+
+    def _make_stream(self, dp_rank: int, position: Position | None) -> RankStream:
+        lane = Lane(self._config, self._forwarder.incarnation, self._started_ms, self._scope, dp_rank, position)
+        self._lanes[dp_rank] = lane
+        return lane.stream
+
+    def _open_outlet(self, config: ForwarderConfig) -> Outlet | None:
+        if config.bootstrap_servers is None:
+            return None
+        delivery = Delivery(config.bootstrap_servers, config.kafka_options, too_large)
+        needed = [topics.BATCHES.name, topics.LIFECYCLE.name] + ([topics.ENGINE_METRICS.name] if config.metrics_url else [])
+        return Outlet(self._spool, delivery, needed, config.startup_timeout)
 
     # -- phases
-
-    def _wait_for_kafka(self, stop: threading.Event) -> bool:
-        """Until Kafka answers and has the topics; the engine's batches are taken in meanwhile. False: told to stop."""
-        deadline = time.monotonic() + self._config.startup_timeout
-        while not stop.is_set():
-            fault = self._delivery.probe(_NEEDED_TOPICS, _PROBE_SECONDS)
-            if fault is None:
-                return True
-            if time.monotonic() >= deadline:
-                raise KvcensusError(f"{fault}; gave up after {self._config.startup_timeout:g} s")
-            self._subscription.poll(0)
-            stop.wait(0.1)
-        return False
 
     def _forward(self, stop: threading.Event) -> Literal["stopped", "idle"]:
         config = self._config
         ready = self._subscription.poll(0)
-        beat_at = time.monotonic() + config.heartbeat
-        idle_since = time.monotonic()
+        now = idle_since = time.monotonic()
+        beat_at, sync_at = now + config.heartbeat, now + _SYNC_SECONDS
         while not stop.is_set():
             if ready:
                 idle_since = time.monotonic()
-            blocked = self._pump(ready)
-            self._delivery.poll(_BLOCKED_WAIT if blocked else 0)
-            self._subscription.poll(0 if ready or blocked else _IDLE_WAIT)
+            self._feed(ready)
+            self._scrape()
+            self._commit()
+            busy = self._pump()
+            self._subscription.poll(0 if ready else 0.005 if busy else _IDLE_WAIT)
             now = time.monotonic()
             if now >= beat_at:
                 beat_at = now + config.heartbeat
-                if not self._outbox:  # else Kafka takes nothing now, and the next one says more
-                    self._put_lifecycle("heartbeat")
-            if self._subscription.connected and not self._subscription.waiting and not ready:
-                self._attached.set()
+                self._declare_forgotten()
+                self._put_lifecycle("heartbeat")
+                self._commit()
+            if now >= sync_at:
+                sync_at = now + _SYNC_SECONDS
+                self._spool.sync()
+                for lane in self._lanes.values():
+                    lane.tick()
+            taken_in = self._subscription.connected and not self._subscription.waiting and not ready
+            if taken_in and (self._outlet is None or self._outlet.open):
+                self._forwarder.attached.set()
             if config.idle is not None and not ready and not self._subscription.waiting and now - idle_since >= config.idle:
                 return "idle"
         return "stopped"
 
     def _finish(self, reason: Literal["stopped", "idle"]) -> Outcome:
-        """Deliver what was received, say goodbye, and wait until Kafka has it, all within the stop timeout."""
+        """Take in what was received, say goodbye, and wait until Kafka has it, all within the stop timeout."""
         now = time.monotonic()
         deadline = now + self._config.stop_timeout
         ready = self._take_received(min(now + _DRAIN_SECONDS, deadline))
-        while time.monotonic() < deadline and (ready or self._outbox or self._subscription.waiting):
-            blocked = self._pump(ready)
-            self._delivery.poll(_BLOCKED_WAIT if blocked else 0)
-            if self._subscription.waiting:
-                self._subscription.poll(_IDLE_WAIT)
+        while ready or (self._subscription.waiting and time.monotonic() < deadline):
+            self._feed(ready)
+            self._commit()
+            self._pump()
+            self._subscription.poll(0 if ready else _IDLE_WAIT)
+        left = self._subscription.held
+        self._declare_forgotten()
         self._put_lifecycle("stop", reason)
-        self._flush_outbox()
-        undelivered = self._delivery.close(max(deadline - time.monotonic(), 0.0))
-        return Outcome(reason, self._delivery.delivered, undelivered + len(self._outbox) + len(ready) + self._subscription.held)
+        self._commit()
+        if self._outlet is None:
+            return Outcome(reason, 0, left)
+        self._outlet.close(deadline)
+        return Outcome(reason, self._outlet.delivered, self._spool.messages + left, self._config.spool is not None)
 
     def _take_received(self, deadline: float) -> deque[Arrival]:
         """Empty the sockets of what ZeroMQ has received already."""
@@ -268,66 +243,161 @@ class _Run:
 
     # -- steps
 
-    def _pump(self, ready: deque[Arrival]) -> bool:
-        """Turn some batches into messages and hand them over; whether Kafka takes no more for now."""
-        for _ in range(_SLICE):
-            if not self._flush_outbox():
-                return True
-            if not ready:
-                return False
+    def _feed(self, ready: deque[Arrival]) -> None:
+        """Turn some batches into messages."""
+        messages: list[records.RankMessage] = []
+        for _ in range(min(_SLICE, len(ready))):
             arrival = ready.popleft()
-            if arrival.begins_life:
-                self._stream.engine_restarted("another engine answers under the same address: the engine restarted")
-            self._put(self._stream.feed(arrival.seq, arrival.payload, arrival.at_ms))
-        return not self._flush_outbox()
+            if arrival.reconnected and self._scraper is not None:
+                started_us = self._scraper.process_started_us(time.monotonic(), _SCRAPE_PATIENCE)
+                if started_us is not None:
+                    self._ranks.process_started(started_us)
+            messages += self._ranks.feed(arrival)
+        self._put(messages)
 
-    def _flush_outbox(self) -> bool:
-        while self._outbox:
-            topic, value = self._outbox[0]
-            if not self._delivery.offer(topic, self._key, value):
-                return False
-            self._outbox.popleft()
-        return True
+    def _declare_forgotten(self) -> None:
+        self._put(
+            lane.stream.forget_identities(refused, _now_ms()) for lane in self._lanes.values() for refused in lane.resolver.take_forgotten()
+        )
 
-    def _put(self, messages: list[records.RankMessage]) -> None:
+    def _scrape(self) -> None:
+        if self._scraper is None:
+            return
+        for scrape in self._scraper.take():
+            for dp_rank, lane in self._lanes.items():
+                try:
+                    record = scrape.record(self._config.instance_id, dp_rank, lane.stream.life_id, self._forwarder.incarnation)
+                except MetricsError:  # counted by the scraper where it is the one rank asked for
+                    continue
+                self._entries.append(Entry(topics.ENGINE_METRICS.name, lane.key.encode(), codec.encode(record), "droppable"))
+
+    def _put(self, messages: Iterable[records.RankMessage]) -> None:
+        by_rank: dict[int, list[records.RankMessage]] = {}
         for message in messages:
-            self._life_id = message.life_id
-            self._tally.count(message)
-            self._outbox.append((topics.BATCHES.name, codec.encode(message)))
-            if message.loss is not None:
-                logger.warning(
-                    "%s: lost %d to %d (%s)", self._key.decode(), message.loss.first_seq, message.loss.last_seq, message.loss.reason
-                )
-            elif message.refusal is not None:
-                logger.warning("%s: refused %d (%s)", self._key.decode(), message.seq, message.refusal.reason)
-            elif message.holder_reset is not None:
-                logger.warning("%s: the engine started anew (%s)", self._key.decode(), message.holder_reset.reason)
+            by_rank.setdefault(message.dp_rank, []).append(message)
+        for dp_rank, own in by_rank.items():
+            self._entries += self._lanes[dp_rank].take(own)
+
+    def _commit(self) -> None:
+        """Into the spool with what was made, together with where the streams stand after it."""
+        if self._entries:
+            entries, self._entries = self._entries, []
+            # Without Kafka the spool keeps only where the streams stand: the records are in the segments.
+            self._spool.append(
+                entries if self._outlet is not None else (), checkpoint.encode(Checkpoint(self._scope, self._ranks.positions))
+            )
+
+    def _pump(self) -> bool:
+        return self._outlet is not None and self._outlet.pump()
+
+    def _close_lanes(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
+
+    # -- what is told
 
     def _put_lifecycle(self, kind: Literal["start", "heartbeat", "stop"], reason: str | None = None) -> None:
-        """A lifecycle record; a message that was no batch counts as refused, as does one that Kafka would not take for its size."""
-        tally, config = self._tally, self._config
-        record = records.Lifecycle(
+        """A lifecycle record of each rank.
+
+        What came in and was no batch, or was too large for Kafka, is counted as refused by the first rank of the socket.
+        """
+        for place, (dp_rank, lane) in enumerate(self._lanes.items()):
+            self._entries.append(lane.take_lifecycle(self._lifecycle(kind, dp_rank, lane, reason, first=place == 0)))
+
+    def _lifecycle(
+        self, kind: Literal["start", "heartbeat", "stop"], dp_rank: int, lane: Lane, reason: str | None, *, first: bool
+    ) -> records.Lifecycle:
+        config, tally, subscription, spool = self._config, lane.tally, self._subscription, self._spool
+        counters, resolved = lane.stream.counters, lane.resolver.counters
+        malformed = subscription.malformed if first else 0
+        large = self._outlet.too_large if self._outlet is not None and first else 0
+        declared, more = lane.declared.take()
+        return records.Lifecycle(
             kind=kind,
             instance_id=config.instance_id,
-            dp_rank=self._dp_rank,
-            life_id=self._life_id,
-            incarnation=self._incarnation,
+            dp_rank=dp_rank,
+            life_id=lane.stream.life_id,
+            incarnation=self._forwarder.incarnation,
             at_ms=_now_ms(),
             batches=tally.batches,
             blocks_stored=tally.blocks_stored,
             blocks_removed=tally.blocks_removed,
             unresolved_blocks=tally.unresolved_blocks,
             unknown_events=tally.unknown_events,
-            refused=tally.refused + self._subscription.malformed + self._delivery.too_large,
+            refused=tally.refused + malformed + large,
             lost=tally.lost,
-            duplicates=self._stream.counters.duplicates,
-            replayed=self._subscription.continuity.counters.replayed,
+            duplicates=counters.duplicates,
+            replayed=subscription.continuity.counters.replayed,
             publisher_restarts=tally.publisher_restarts,
             canary=config.key.canary,
             key_epoch=config.key.epoch,
             reason=reason,
+            forwarder_version=forwarder_version(),
+            endpoint=config.endpoint,
+            msgs_seen=subscription.messages,
+            oversized=counters.oversized,
+            malformed=malformed,
+            too_large=large,
+            events_ingested=counters.events,
+            identity_conflicts=resolved.identity_conflicts,
+            shared_contents=resolved.shared_contents,
+            content_bridge_entries=len(lane.resolver),
+            content_bridge_evicted=resolved.bridge_evictions,
+            rank_mismatches=counters.rank_mismatches,
+            connections=subscription.connections,
+            spool_bytes=spool.bytes,
+            spool_messages=spool.messages,
+            spool_dropped=spool.dropped_batches,
+            scrapes=self._scraper.scrapes if self._scraper is not None else None,
+            scrapes_failed=self._scraper.failed if self._scraper is not None else None,
+            rss_bytes=_resident_bytes(),
+            last_message_at_ms=subscription.last_message_at_ms,
+            heartbeat_ms=round(config.heartbeat * 1_000),
+            staleness_ms=round(config.staleness * 1_000),
+            declared=declared,
+            declared_more=more,
         )
-        self._outbox.append((topics.LIFECYCLE.name, codec.encode(record)))
+
+    def _snapshots(self) -> list[Snapshot]:
+        """What the own metrics show; called from the exporter's threads."""
+        config, subscription = self._config, self._subscription
+        shown = []
+        for place, (dp_rank, lane) in enumerate(list(self._lanes.items())):
+            tally, counters, position = lane.tally, lane.stream.counters, lane.stream.position
+            shown.append(
+                Snapshot(
+                    config.instance_id,
+                    dp_rank,
+                    version=forwarder_version(),
+                    incarnation=self._forwarder.incarnation,
+                    batches=tally.batches,
+                    blocks_stored=tally.blocks_stored,
+                    blocks_removed=tally.blocks_removed,
+                    events=counters.events,
+                    unresolved_blocks=tally.unresolved_blocks,
+                    unknown_events=tally.unknown_events,
+                    refused=tally.refused + (subscription.malformed if place == 0 else 0),
+                    oversized=counters.oversized,
+                    malformed=subscription.malformed if place == 0 else 0,
+                    lost_batches=tally.lost,
+                    duplicates=counters.duplicates,
+                    replayed_batches=subscription.continuity.counters.replayed,
+                    publisher_restarts=tally.publisher_restarts,
+                    delivered_messages=self._outlet.delivered if self._outlet is not None and place == 0 else 0,
+                    spool_dropped_batches=self._spool.dropped_batches if place == 0 else 0,
+                    scrapes=self._scraper.scrapes if self._scraper is not None else 0,
+                    scrapes_failed=self._scraper.failed if self._scraper is not None else 0,
+                    spool_bytes=self._spool.bytes,
+                    spool_messages=self._spool.messages,
+                    undelivered=self._outlet.in_flight if self._outlet is not None else None,
+                    last_message_at_ms=subscription.last_message_at_ms,
+                    engine_time_us=position.newest_us or None,
+                    bridge_blocks=len(lane.resolver),
+                    connected=subscription.connected,
+                    kafka_up=self._outlet.up if self._outlet is not None else None,
+                )
+            )
+        return shown
 
 
 def too_large(value: bytes) -> bytes:
@@ -338,23 +408,12 @@ def too_large(value: bytes) -> bytes:
     return codec.encode(message)
 
 
-def engine_time(payload: bytes) -> int | None:
-    """Engine time of a batch in microseconds; None if it cannot be read."""
+def _resident_bytes() -> int | None:
+    """Resident memory of this process, where the system tells."""
     try:
-        return decode(payload).at_us
-    except WireError:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
         return None
-
-
-def _new_life_id() -> str:
-    return secrets.token_hex(8)
-
-
-def _version() -> str:
-    try:
-        return version("kvcensus")
-    except PackageNotFoundError:
-        return ""
 
 
 def _now_ms() -> int:
