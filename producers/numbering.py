@@ -4,7 +4,8 @@ Nothing on the wire says whether an engine numbers the batches of all ranks of a
 (a proxy that carries several engines' batches on does). What comes tells: from the second rank's first batch on, batches wait
 until one has a number that fits one way of numbering alone. A number that follows its rank's last one and not the socket's
 proves numbers of their own, as does a new rank's number that is not above the socket's last; the other way round takes two, since
-lost batches can feign it. Where nothing tells in time, the socket has one order.
+lost batches can feign it. The replay socket is asked for all it has, since an answer with several ranks tells at once. Where nothing
+tells in time, the socket has one order.
 
 With numbers of their own, each rank has its own :class:`Continuity`; the replay socket, which answers for all ranks at once, is
 asked once for the lowest number any of them needs. A socket with one rank costs a look at the last byte of each payload.
@@ -116,6 +117,8 @@ class SocketOrder:
         self._decide_by: float | None = None
         self._undecided: deque[tuple[Literal["live", "replayed"], Arrival] | Literal["ended", "connected"]] = deque()
         self._shared_votes = 0
+        self._probe: Literal["due", "done"] | None = None
+        """Whether the replay socket is asked for all it has, to learn how the socket is numbered."""
         self._live = _Witness()
         self._replay = _Witness()
         self._connected = False
@@ -155,6 +158,8 @@ class SocketOrder:
     @property
     def ask(self) -> int | None:
         """A sequence number to ask the replay socket for, once."""
+        if self._probe == "due":
+            return 0
         return min((order.ask for order in self._all() if order.ask is not None), default=None)
 
     def take_ask(self) -> int | None:
@@ -163,10 +168,13 @@ class SocketOrder:
         It covers all that any rank still waits for.
         """
         asked = sum(order.take_ask() is not None for order in self._all())
-        if not asked:
+        if self._probe == "due":
+            self._probe, self._question = "done", 0
+        elif asked:
+            self._question = min(order.question for order in self._all() if order.question is not None)
+        else:
             return None
-        self.counters.replays_asked -= asked - 1
-        self._question = min(order.question for order in self._all() if order.question is not None)
+        self.counters.replays_asked += 1 - asked
         self._replay = _Witness()
         return self._question
 
@@ -176,6 +184,8 @@ class SocketOrder:
         self._live = _Witness()
         if self._undecided:
             self._undecided.append("connected")
+            self._probe = None  # the question may have been lost with the old connection
+            self._ask_for_all()
             return
         for order in self._all():
             order.connected(now)
@@ -206,6 +216,8 @@ class SocketOrder:
         self._undecided.append("ended")
         if self._shared_votes:  # a whole answer in one ascending order, of several ranks
             self._decide("shared", now)
+        else:
+            self._ask_for_all()
 
     def tick(self, now: float) -> None:
         """Time passed: give up waiting for what is overdue."""
@@ -248,6 +260,8 @@ class SocketOrder:
         if self.numbering is None:
             if not self._undecided:
                 self._decide_by = now + self._decide_timeout
+                if not self._one.waiting:
+                    self._ask_for_all()
             self._undecided.append((kind, arrival))
             if vote == "own":
                 self._decide("own", now)
@@ -259,9 +273,15 @@ class SocketOrder:
             self._route(kind, arrival, now)
         witness.note(arrival)
 
+    def _ask_for_all(self) -> None:
+        if self._can_replay and self._connected and self._probe is None:
+            self._probe = "due"
+
     def _decide(self, numbering: Literal["own", "shared"], now: float) -> None:
         """Let go what waited. Until now the one order has seen one rank alone."""
         self.numbering = numbering
+        if self._probe == "due":
+            self._probe = None
         if numbering == "own":
             self._orders = {next(iter(self._ranks)): self._one}
         events, self._undecided = self._undecided, deque()
@@ -325,9 +345,10 @@ class SocketOrder:
         return min(self._orders, key=distance)
 
     def _end(self, now: float) -> None:
-        self._question = None
+        question, self._question = self._question, None
         for order in list(self._all()):
-            if order.waiting:
+            # One that has yet to ask waits for its own answer, unless this one was of everything.
+            if order.waiting and (order.ask is None or question == 0):
                 order.replay_ended(now)
 
     def _continuity(self, position: Position | None) -> Continuity:

@@ -298,6 +298,19 @@ def test_a_number_above_waits_for_one_that_tells() -> None:
     assert came(shared, (1, 11)) == [(1, 9, True), (0, 10, True), (1, 11, True)]
 
 
+def test_a_replay_of_all_is_asked_for_to_tell() -> None:
+    socket = order(can_replay=True)
+    socket.take_ask()
+    socket.replay_ended(0.0)
+    assert came(socket, (0, 5), (1, 9)) == [(0, 5, None)]
+    assert (socket.take_ask(), socket.take_ask()) == (0, None)
+    for rank, seq in ((0, 4), (1, 8), (0, 5), (1, 9)):
+        socket.replayed(Arrival(seq, payload(1, rank, seq), 0, replayed=True), 1.0)
+    socket.replay_ended(1.0)
+    assert [(each.rank, each.seq) for each in socket.ready] == [(1, 8), (1, 9)]
+    assert (socket.numbering, socket.waiting) == ("own", False)
+
+
 def test_where_nothing_tells_there_is_one_order() -> None:
     socket = order()
     came(socket, (0, 5), (1, 6), (1, 7))
@@ -521,3 +534,22 @@ def test_shared_numbers_are_never_taken_for_anything_else(steps: list[Any], rank
     socket.play(steps, holes_allowed=False)
     socket.check()
     assert socket.order.numbering in (None, "shared")
+
+
+HEARD = st.lists(
+    st.one_of(
+        st.tuples(st.just("live"), st.integers(0, 2)),
+        st.tuples(st.just("live"), st.integers(0, 2)),
+        st.tuples(st.just("answer"), st.just(set[int]())),
+        st.sampled_from(["restart", "reconnect", "stop"]),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps=HEARD, ranks=st.integers(1, 3))
+def test_numbers_of_their_own_show_where_a_replay_answers(steps: list[Any], ranks: int) -> None:
+    socket = Socket("own", 1_000, ranks)
+    socket.play(steps, holes_allowed=False)
+    socket.check()
