@@ -29,12 +29,15 @@ class FolderLock:
             raise KvcensusError(f"the {purpose} folder {folder} cannot be used: {error.strerror or error}") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(self._descriptor)
             raise KvcensusError(
                 f"another forwarder uses the {purpose} folder {folder} (process {holder}): each needs one of its own"
             ) from error
+        except OSError as error:
+            os.close(self._descriptor)
+            raise KvcensusError(f"the {purpose} folder {folder} cannot be locked: {error.strerror or error}") from error
         with suppress(OSError):  # who holds it is only for people to read
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -415,10 +415,10 @@ class Spool:
             self._failing = True
             self.faults += 1
             logger.warning(
-                "the spool in %s cannot be written (%s): up to %d MiB wait in memory until it can, and are lost if the forwarder ends",
+                "the spool in %s cannot be written (%s): up to %.3g MiB wait in memory until it can, and are lost if the forwarder ends",
                 self.folder,
                 error.strerror or error,
-                self._fallback_bytes >> 20,
+                self._fallback_bytes / (1 << 20),
             )
 
     def _write_waiting(self, folder: Path) -> None:
