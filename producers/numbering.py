@@ -227,6 +227,8 @@ class SocketOrder:
             return
         for order in self._all():
             order.tick(now)
+        if not self.waiting:  # and so nobody reads the answer any more
+            self._question = None
 
     # -- how the socket is numbered
 
@@ -329,7 +331,7 @@ class SocketOrder:
         if order is None and arrival.rank in self._ranks:
             order = self._orders[arrival.rank] = self._new_order(None)
             if self._connected:
-                answering = self._question == 0 and self.ask is None and self.waiting
+                answering = self._question == 0 and self.ask is None
                 order.connected(now)
                 if answering:  # the question under way brings this rank's batches as well
                     order.ask = None

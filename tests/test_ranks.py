@@ -301,12 +301,13 @@ def test_a_number_above_waits_for_one_that_tells() -> None:
 def test_a_replay_of_all_is_asked_for_to_tell() -> None:
     socket = order(can_replay=True)
     socket.take_ask()
-    socket.replayed(Arrival(4, payload(1, 0, 4), 0, replayed=True), 0.0)
+    socket.replayed(Arrival(4, payload(1.0, 0, 4), 0, replayed=True), 0.0)
     socket.replay_ended(0.0)
     assert came(socket, (0, 5), (1, 9)) == [(0, 4, None), (0, 5, None)]
     assert (socket.take_ask(), socket.take_ask()) == (0, None)
     for rank, seq in ((0, 4), (1, 8), (0, 5), (1, 9)):
-        socket.replayed(Arrival(seq, payload(1, rank, seq), 0, replayed=True), 1.0)
+        socket.replayed(Arrival(seq, payload(1.0, rank, seq), 0, replayed=True), 1.0)
+    assert socket.take_ask() is None  # rank 1 has joined the question under way
     socket.replay_ended(1.0)
     assert [(each.rank, each.seq) for each in socket.ready] == [(1, 8), (1, 9)]
     assert (socket.numbering, socket.waiting) == ("own", False)
