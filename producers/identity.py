@@ -157,9 +157,14 @@ class Identity:
         """How a parent, or being the root, is written."""
         return _ROOT if parent is None else _CHILD + parent
 
-    def chain(self, parent: bytes | None, tokens: bytes, adapter: str | None, block_size: int) -> list[bytes]:
-        """Ids of consecutive blocks without extra keys: :meth:`content_id` for each, the shared parts written once."""
-        middle = self.context(adapter, block_size) + b"\0\0\0\0"
+    def chain(
+        self, parent: bytes | None, tokens: bytes, adapter: str | None, block_size: int, extras: list[bytes] | None = None
+    ) -> list[bytes]:
+        """Ids of consecutive blocks: :meth:`content_id` for each, the shared parts written once. ``extras`` None: no block has any."""
+        context = self.context(adapter, block_size)
+        if extras is not None:
+            return self._chain_with(extras, parent, tokens, context, 4 * block_size)
+        middle = context + b"\0\0\0\0"
         width = 4 * block_size
         start = self._content
         prefix = self.prefix(parent)
@@ -170,6 +175,19 @@ class Identity:
             content = digest.digest()
             ids.append(content)
             prefix = _CHILD + content
+        return ids
+
+    def _chain_with(self, extras: list[bytes], parent: bytes | None, tokens: bytes, context: bytes, width: int) -> list[bytes]:
+        prefix = self.prefix(parent)
+        ids = []
+        at = 0
+        for extra in extras:
+            digest = self._content.copy()
+            digest.update(prefix + context + len(extra).to_bytes(4, "little") + extra + tokens[at : at + width])
+            content = digest.digest()
+            ids.append(content)
+            prefix = _CHILD + content
+            at += width
         return ids
 
     def _context_digest(self, adapter: str | None, block_size: int) -> bytes:

@@ -256,18 +256,19 @@ class RankResolver:
             if entry is None:
                 parent_id = self._pseudonym(event.parent_block_hash)
             else:
-                parent_id, parent = entry[0], self._content(event.parent_block_hash, size)
+                self._bridge.move_to_end(event.parent_block_hash)
+                parent_id, parent = entry[0], _at_size(entry, size)
                 linked = parent is not None
-        if tokens is None or not linked or extras is not None:
+        if tokens is None or not linked:
             run = _Run(event, tokens, extras, keys, parent_id)
             if tokens is not None:
                 run.linked, run.parent = linked, parent
             self._walk(run)
             return run if tokens is None or None in run.contents else self._finish(run)[0]
-        contents = self.identity.chain(parent, tokens, event.lora_name, size)
+        contents = self.identity.chain(parent, tokens, event.lora_name, size, extras)
         block_ids = self._learn_chain(event, contents)
         if block_ids is None:  # this life knows one of the hashes as something else
-            run = _Run(event, tokens, None, keys, parent_id)
+            run = _Run(event, tokens, extras, keys, parent_id)
             run.linked, run.parent = True, parent
             self._walk(run)
             return run if None in run.contents else self._finish(run)[0]
@@ -286,13 +287,13 @@ class RankResolver:
             if len(event.extra_keys) != len(event.block_hashes):
                 return None, None, keys
             try:
-                encoded = [encode_keys(each, event.lora_name) for each in event.extra_keys]
+                encoded = [encode_keys(each, event.lora_name) if each else [] for each in event.extra_keys]
             except ValueError:  # of a kind that has no encoding
                 return None, None, keys
             if any(encoded):
                 extras = [b"".join(each) for each in encoded]
                 pseudonym = self._key_pseudonym
-                keys = [b"".join([pseudonym(key) for key in each]) for each in encoded]
+                keys = [b"".join([pseudonym(key) for key in each]) if each else b"" for each in encoded]
         if not in_number or event.token_ids is None:
             return None, None, keys
         if not event.lora_name and _names_adapter(event.lora_id):
@@ -464,11 +465,14 @@ class RankResolver:
         self.counters.blocks_removed += len(event.block_hashes)
         place = (event.group_idx or 0, event.medium, event.locality, event.ownership)
         if place != removal.place:
-            group, tier, locality, ownership = place[0], _upper(event.medium), _upper(event.locality), _upper(event.ownership)
+            group, tier = place[0], event.medium.upper() if event.medium else None
+            locality = event.locality.upper() if event.locality else None
+            ownership = event.ownership.upper() if event.ownership else None
             op = removal.op
             if op is None or (op.group_idx, op.tier, op.locality, op.ownership) != (group, tier, locality, ownership):
                 removal.end()
-                removal.op = Op("REMOVE", group, tier, locality, ownership=ownership)
+                removal.op = Op("REMOVE", group, tier, locality)
+                removal.op.ownership = ownership
                 slots.append(removal.op)
             removal.place = place
         bridge = self._bridge
@@ -489,9 +493,7 @@ class RankResolver:
         if entry is None:
             return None
         self._bridge.move_to_end(block_hash)
-        if entry[1] == size:
-            return _believed(entry[2])
-        return _believed(entry[3][size][0]) if entry[3] is not None and size in entry[3] else None
+        return _at_size(entry, size)
 
     def _known_at_any_size(self, block_hash: BlockHash) -> tuple[bytes | None, int]:
         """Content id and block size of a hash, for an event that gives no size; (None, 0) if unknown or of several sizes."""
@@ -586,6 +588,11 @@ class RankResolver:
                 record.window_start_us = min(record.window_start_us, at_us)
                 record.window_end_us = max(record.window_end_us, at_us)
         self._dropped.clear()
+
+
+def _at_size(entry: _Entry, size: int) -> bytes | None:
+    content = entry[2] if entry[1] == size else entry[3][size][0] if entry[3] is not None and size in entry[3] else None
+    return None if content == NO_ID else content
 
 
 def _believed(content: bytes | None) -> bytes | None:

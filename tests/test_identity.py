@@ -150,15 +150,19 @@ def test_no_model_and_no_adapter_are_not_names() -> None:
     assert Identity(KEY, "").content_id(None, TOKENS, b"", "", 16) == Identity(KEY).content_id(None, TOKENS, b"", None, 16)
 
 
-@given(PARENTS, st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=12), NAMES)
-def test_a_chain_is_block_after_block(parent: bytes | None, tokens: list[int], adapter: str | None) -> None:
+@given(
+    PARENTS, st.lists(st.integers(0, 2**32 - 1), min_size=2, max_size=12), NAMES, st.lists(st.binary(max_size=3), min_size=6, max_size=6)
+)
+def test_a_chain_is_block_after_block(parent: bytes | None, tokens: list[int], adapter: str | None, extras: list[bytes]) -> None:
     tokens = tokens[: len(tokens) // 2 * 2]
     identity = Identity(KEY, "m")
-    expected, previous = [], parent
-    for at in range(0, len(tokens), 2):
-        previous = identity.content_id(previous, pack_tokens(tokens[at : at + 2]), b"", adapter, 2)
-        expected.append(previous)
-    assert identity.chain(parent, pack_tokens(tokens), adapter, 2) == expected
+    for each in (extras[: len(tokens) // 2], None):
+        expected, previous = [], parent
+        for at in range(0, len(tokens), 2):
+            extra = each[at // 2] if each is not None else b""
+            previous = identity.content_id(previous, pack_tokens(tokens[at : at + 2]), extra, adapter, 2)
+            expected.append(previous)
+        assert identity.chain(parent, pack_tokens(tokens), adapter, 2, each) == expected
 
 
 def test_tokens_are_fixed_width_little_endian() -> None:
