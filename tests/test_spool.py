@@ -455,6 +455,17 @@ def test_the_checkpoint_outlives_what_was_acknowledged(tmp_path: Path) -> None:
         assert spool.checkpoint == b"later"
 
 
+def test_checkpoints_alone_do_not_add_up(tmp_path: Path) -> None:
+    with small(tmp_path) as spool:
+        for number in range(300):
+            spool.append([], b"checkpoint %d" % number)
+            assert spool.bytes == sum(path.stat().st_size for path in spool_files(tmp_path)) <= 2 * FILE_BYTES
+        spool.append([batch(0)], b"with a batch")
+        spool.append([], b"the last")
+    entries, checkpoint = left_in(tmp_path)
+    assert (facts(entries), checkpoint) == ([("batch", 0)], b"the last")
+
+
 # -- the bound -------------------------------------------------------------------------------------------------------
 
 
