@@ -213,8 +213,8 @@ def test_file_names_are_those_of_the_layout() -> None:
     [
         ({"kind": "store", "at_ms": 1.0, "block_id": "b", "n_tokens": 16}, "store without instance_id"),
         ({"kind": "store", "at_ms": 1.0, "instance_id": "i", "block_id": 7, "n_tokens": 16}, "Expected `str | null`, got `int`"),
-        ({"kind": "evict", "at_ms": -1.0, "instance_id": "i", "block_id": "b"}, "evict: at_ms is -1.0"),
-        ({"kind": "evict", "at_ms": 1.0, "instance_id": "i", "block_id": "b", "dp_rank": -1}, "evict: dp_rank is -1"),
+        ({"kind": "evict", "at_ms": -1.0, "instance_id": "i", "block_id": "b"}, "at_ms is -1.0"),
+        ({"kind": "evict", "at_ms": 1.0, "instance_id": "i", "block_id": "b", "dp_rank": -1}, "dp_rank is -1"),
         ({"kind": "clear", "instance_id": "i"}, "missing required field `at_ms`"),
     ],
 )

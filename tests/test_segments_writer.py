@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from producers import capture
 from producers.segments import seal, shape
 from producers.segments.contract import ACTIVE
 from producers.segments.seal import SegmentError
 from producers.segments.writer import rank_folder
 from schemas.records import Declaration, EngineMetrics, HolderReset, RankMessage, Refusal
-from tests.segments import DECLARED, STARTED_MS, batch, by_rank, heartbeat, ingested, open_writer, records_of
+from tests.counting import capture_sources, messages
+from tests.secret_forms import secret_forms
+from tests.segments import DECLARED, STARTED_MS, batch, by_rank, heartbeat, ingested, open_writer, records_of, write_ranks
+from tests.shared_data import capture_path
 
 RUN = f"{STARTED_MS}-4242"
 
@@ -87,6 +91,36 @@ def test_segments_are_sealed_by_size_and_by_age_and_never_split_a_write(tmp_path
         assert kinds[0] == "segment_open"
         assert kinds[1] == "batch"
     assert seqs(tmp_path) == list(range(11))
+
+
+def test_a_run_never_takes_the_name_of_another(tmp_path: Path) -> None:
+    for seq in range(2):  # started within one millisecond, under one process id
+        with open_writer(tmp_path) as writer:
+            writer.write([batch(seq)])
+    assert names(tmp_path) == [f"seg-{RUN}-0.parquet", f"seg-{STARTED_MS + 1}-4242-0.parquet"]
+    assert writer.incarnation == f"{STARTED_MS + 1}-4242"
+
+
+def test_a_clock_that_is_set_back_keeps_no_segment_open(tmp_path: Path) -> None:
+    now = [STARTED_MS]
+    with open_writer(tmp_path, max_segment_seconds=10, clock=lambda: now[0]) as writer:
+        writer.write([batch(0)])
+        now[0] -= 3_600_000
+        writer.tick()
+        now[0] += 10_000
+        writer.tick()
+        assert writer.counters.segments_sealed == 1
+
+
+def test_no_token_and_no_salt_is_in_any_segment(tmp_path: Path) -> None:
+    for name in ("c_reset_salt.frames.jsonl.gz", "f_lora_salt_session.frames.jsonl.gz"):
+        path = capture_path(name)
+        secrets = [form for form in secret_forms(list(capture.read(path))) if len(form) >= 6]
+        ranks = messages(capture_sources((name.split(".")[0], path), declaration=DECLARED))
+        write_ranks(tmp_path / name, ranks)
+        everything = b"\n".join(seal.lines(records_of(segment)) for segment in (tmp_path / name).rglob("*.parquet"))
+        assert len(secrets) > 100
+        assert [secret for secret in secrets if secret in everything] == []
 
 
 def test_two_writers_do_not_share_a_folder(tmp_path: Path) -> None:

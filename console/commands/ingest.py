@@ -147,6 +147,7 @@ def _report(tally: Tally, delivered: int | None, as_json: bool) -> None:
             "segments missing between others": tally.segments_missing,
             "segments dropped by their producer": tally.segments_dropped,
             "files that came twice": tally.repeated_files,
+            "files that vanished meanwhile": tally.vanished_files,
             "files that are no sealed segment": tally.skipped_files,
             "records of kinds unknown here": tally.unknown_kinds,
         }

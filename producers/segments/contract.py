@@ -154,9 +154,15 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 }
 """What a record must say to be of use. Less than the contract asks: segments of its older versions are read too."""
 
-_NOT_NEGATIVE = ("dp_rank", "group_idx", "n_tokens", "segment_seq", "seq", "first_seq", "last_seq", "spec_sliding_window")
-_INT32 = 2**31 - 1
-_MAX_MS = 2.0**33 * 1_000
+_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+_LAST_MS = 2.0**33 * 1_000
+
+RANGES: dict[str, float] = {
+    **dict.fromkeys(("at_ms", "boundary_ms", "window_start_ms", "window_end_ms"), _LAST_MS),
+    **dict.fromkeys(("dp_rank", "group_idx", "n_tokens", "spec_sliding_window"), _INT32),
+    **dict.fromkeys(("segment_seq", "seq", "first_seq", "last_seq"), _INT64),
+}
+"""Largest value of the numbers that are looked at; none of them may be negative."""
 
 
 def as_text(value: Any) -> str:
@@ -178,17 +184,22 @@ def row(record: Record) -> Row:
 
 def check(typed: Row) -> None:
     """Raises :class:`ContractError` where a record lacks what its kind needs, or has a number out of all range."""
+    check_needed(typed)
+    for name in RANGES:
+        check_range(name, getattr(typed, name))
+
+
+def check_needed(typed: Row) -> None:
+    """Raises :class:`ContractError` where a record lacks what its kind needs."""
     for name in _NEEDED.get(typed.kind, ()):
         if getattr(typed, name) is None:
             raise ContractError(f"{typed.kind} without {name}")
-    for name in _NOT_NEGATIVE:
-        value = getattr(typed, name)
-        if value is not None and (value < 0 or (value > _INT32 and name in ("dp_rank", "group_idx", "n_tokens"))):
-            raise ContractError(f"{typed.kind}: {name} is {value}")
-    for name in ("at_ms", "boundary_ms", "window_start_ms", "window_end_ms"):
-        value = getattr(typed, name)
-        if value is not None and not 0 <= value < _MAX_MS:  # also false for NaN
-            raise ContractError(f"{typed.kind}: {name} is {value}, no time between 1970 and 2242")
+
+
+def check_range(name: str, value: float | None) -> None:
+    """Raises :class:`ContractError` for a number of field ``name`` that is out of all range. Times are from 1970 to 2242."""
+    if value is not None and not 0 <= value <= RANGES[name]:  # also false for NaN
+        raise ContractError(f"{name} is {value}")
 
 
 class SealedName(NamedTuple):

@@ -32,15 +32,18 @@ _OWN_KINDS = (*MARKERS, "segments_dropped", "orphan_dropped")
 
 @dataclass
 class Tally:
-    """What an ingest found and made. ``segments_missing``: numbers that no file has between two that are there.
+    """What an ingest found and made.
 
-    ``segments_dropped``: segments that their producer said it dropped. ``unknown_kinds``: records of kinds that mean nothing to us.
+    ``vanished_files`` were taken away meanwhile, by the bound on the disk or by whoever ships them. ``segments_missing``: numbers that
+    no file has between two that are there. ``segments_dropped``: segments that their producer said it dropped. ``unknown_kinds``:
+    records of kinds that mean nothing to us.
     """
 
     files: int = 0
     refused_files: list[str] = field(default_factory=list)
     repeated_files: int = 0
     skipped_files: int = 0
+    vanished_files: int = 0
     incarnations: int = 0
     orphans: int = 0
     segments_missing: int = 0
@@ -141,7 +144,10 @@ class Ingest:
     def _refuse(self, path: Path, error: KvcensusError) -> None:
         if path not in self._refused:
             self._refused.add(path)
-            self.tally.refused_files.append(str(error))
+            if isinstance(error, reader.VanishedError):
+                self.tally.vanished_files += 1
+            else:
+                self.tally.refused_files.append(str(error))
             self._on_file(path)
 
     # -- one run

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from producers.segments.contract import (
@@ -20,6 +21,7 @@ from producers.segments.contract import (
     ORPHAN_PREFIX,
     PARQUET_MAGIC,
     PARQUET_SUFFIX,
+    RANGES,
     SCHEMA,
     SEALED_PREFIX,
     WAL_SUFFIX,
@@ -28,6 +30,8 @@ from producers.segments.contract import (
     Row,
     as_text,
     check,
+    check_needed,
+    check_range,
 )
 from producers.segments.seal import SegmentError, parse_line
 
@@ -38,6 +42,10 @@ MAX_ROWS = 20_000_000
 """Most records that are read of one segment."""
 
 _BATCH_ROWS = 16_384
+
+
+class VanishedError(SegmentError):
+    """A segment that was there and is gone: dropped for the bound on the disk, or taken away by whoever ships it."""
 
 
 @dataclass
@@ -98,13 +106,14 @@ def head(path: Path, count: int) -> list[Row]:
 
 
 def _read(path: Path, most: int | None) -> list[Row]:
+    path = _present(path)
     try:
         with path.open("rb") as file:
             magic = file.read(4)
         if magic == PARQUET_MAGIC:
-            rows = list(islice(_parquet(path, most or _BATCH_ROWS), most))
+            rows = list(itertools.islice(_parquet(path, most or _BATCH_ROWS), most))
         elif magic.lstrip()[:1] == b"{":
-            rows = list(islice(_lines(path), most))
+            rows = list(itertools.islice(_lines(path), most))
         else:
             raise ContractError("neither Parquet nor JSON lines" if magic else "empty")
         if not rows or rows[0].kind not in MARKERS:
@@ -120,11 +129,22 @@ def _read(path: Path, most: int | None) -> list[Row]:
 
 def digest(path: Path) -> bytes:
     """Of a file's bytes: the same segment shipped twice has the same. Raises :class:`SegmentError`."""
+    path = _present(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "blake2b").digest()
     except OSError as error:
         raise SegmentError(f"{path}: {error.strerror or error}") from None
+
+
+def _present(path: Path) -> Path:
+    """Where a segment lies now: its writer may have replaced the lines by their Parquet since. Raises :class:`VanishedError`."""
+    if path.exists():
+        return path
+    converted = path.with_suffix(PARQUET_SUFFIX)
+    if converted.exists():
+        return converted
+    raise VanishedError(f"{path}: is gone")
 
 
 def _lines(path: Path) -> Iterator[Row]:
@@ -155,7 +175,7 @@ def _parquet(path: Path, batch_rows: int) -> Iterator[Row]:
             for row in _batch_rows(batch):
                 done += 1
                 try:
-                    check(row)
+                    check_needed(row)
                 except ContractError as error:
                     raise ContractError(f"row {done}: {error}") from None
                 yield row
@@ -174,7 +194,10 @@ def _batch_rows(batch: Any) -> Iterator[Row]:
             for known, pairs in zip(extra, column.to_pylist(), strict=True):
                 known.update({key: value for key, value in pairs or () if value is not None})
         elif name in COLUMNS:
-            columns[name] = column.cast(SCHEMA.field(name).type).to_pylist()
+            typed = column.cast(SCHEMA.field(name).type)
+            if name in RANGES:
+                _check_range(name, typed)
+            columns[name] = typed.to_pylist()
         else:
             for known, value in zip(extra, column.to_pylist(), strict=True):
                 if value is not None:
@@ -184,8 +207,13 @@ def _batch_rows(batch: Any) -> Iterator[Row]:
             raise ContractError(f"a record without {needed}")
     if "endpoints" in columns:
         columns["endpoints"] = [None if value is None else msgspec.convert(value, list[Endpoint]) for value in columns["endpoints"]]
-    names = list(columns)
-    for values, beside in zip(zip(*columns.values(), strict=True), extra, strict=True):
-        row = Row(**dict(zip(names, values, strict=True)))
-        row.extra = beside
-        yield row
+    absent = itertools.repeat(None)
+    yield from map(Row, *[columns.get(name, absent) for name in COLUMNS], extra)
+
+
+def _check_range(name: str, column: Any) -> None:
+    found = pc.min_max(column).as_py()
+    check_range(name, found["min"])
+    check_range(name, found["max"])
+    if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():  # which min_max passes over
+        raise ContractError(f"{name} is nan")

@@ -139,14 +139,17 @@ def _read_whole(path: Path, source: Iterable[bytes]) -> Iterator[Row]:
 
 def to_columns(rows: list[Row]) -> Any:
     """Rows as a record batch of :data:`SCHEMA`."""
+    *values, extra = zip(*map(msgspec.structs.astuple, rows), strict=True)
     columns = []
-    for name in COLUMNS:
-        values = [getattr(found, name) for found in rows]
-        if name == "endpoints":
-            values = [None if value is None else msgspec.to_builtins(value) for value in values]
+    for name, column in zip(COLUMNS, values, strict=True):
         kind = SCHEMA.field(name).type
-        columns.append(pa.nulls(len(rows), kind) if not any(value is not None for value in values) else pa.array(values, kind))
-    columns.append(pa.array([list(found.extra.items()) for found in rows], SCHEMA.field("extra").type))
+        if column.count(None) == len(column):
+            columns.append(pa.nulls(len(column), kind))
+        elif name == "endpoints":
+            columns.append(pa.array(msgspec.to_builtins(column), kind))
+        else:
+            columns.append(pa.array(column, kind))
+    columns.append(pa.array([list(fields.items()) for fields in extra], SCHEMA.field("extra").type))
     return pa.record_batch(columns, schema=SCHEMA)
 
 

@@ -64,9 +64,10 @@ def rank_folder(parent: Path, instance_id: str, dp_rank: int) -> Path:
 class SegmentWriter:
     """Writes facts of one rank into ``folder`` (made if missing), which is its own: a second writer is refused.
 
-    ``started_ms`` and ``pid`` name the incarnation. ``declaration`` holds until a message brings another. A segment is sealed once it
-    is ``max_segment_seconds`` old or ``segment_bytes`` large; a write goes into one segment whole. All segments of the folder together stay
-    within ``max_bytes``, the oldest giving way. ``clock`` gives unix ms. Used by one thread.
+    ``started_ms`` and ``pid`` name the incarnation (a later start, if that name is taken there). ``declaration`` holds until a message
+    brings another. A segment is sealed once it is ``max_segment_seconds`` old or ``segment_bytes`` large; a write goes into one segment
+    whole. All segments of the folder together stay within ``max_bytes``, the oldest giving way. ``clock`` gives unix ms. Used by one
+    thread.
 
     Raises :class:`SegmentError` if the folder cannot be used or another writer has it.
     """
@@ -86,7 +87,7 @@ class SegmentWriter:
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.folder = folder
-        self.incarnation = incarnation(started_ms, os.getpid() if pid is None else pid)
+        self.incarnation = ""
         self.counters = SegmentCounters()
         self._instance_id = instance_id
         self._dp_rank = dp_rank
@@ -109,6 +110,7 @@ class SegmentWriter:
         self._lock = _locked(folder)
         try:
             recovery = seal.recover(folder, clock())
+            self.incarnation = _unused(folder, started_ms, os.getpid() if pid is None else pid)
         except OSError as error:
             os.close(self._lock)
             raise SegmentError(f"segments in {folder}: {error.strerror or error}") from None
@@ -140,8 +142,12 @@ class SegmentWriter:
         """Seal what is old or large enough, and take in what the converting thread has done. To be called about once a second."""
         if self._owed:
             self._write_owed()
-        if self._active >= 0 and (self._size >= self._segment_bytes or self._clock() - self._opened_ms >= self._max_segment_ms):
-            self._seal()
+        if self._active >= 0:
+            age = self._clock() - self._opened_ms
+            if age < 0:  # the clock was set back
+                self._opened_ms += age
+            if self._size >= self._segment_bytes or age >= self._max_segment_ms:
+                self._seal()
         self._work()
 
     def close(self) -> None:
@@ -358,6 +364,14 @@ _REASON = "could not be written to the segment"
 
 def _is_loss(fact: Fact) -> bool:
     return isinstance(fact, RankMessage) and fact.loss is not None and fact.loss.reason == _REASON
+
+
+def _unused(folder: Path, started_ms: int, pid: int) -> str:
+    """An incarnation that no segment in ``folder`` has: in containers every process may have the same id."""
+    taken = {file.name.incarnation for file in seal.sealed_files(folder)}
+    while incarnation(started_ms, pid) in taken:
+        started_ms += 1
+    return incarnation(started_ms, pid)
 
 
 def _locked(folder: Path) -> int:
