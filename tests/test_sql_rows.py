@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import datetime
+import io
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import fastavro
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas import codec
 from schemas.errors import KvcensusError
 from schemas.records import (
     Batch,
@@ -191,6 +194,41 @@ def test_columns_are_those_of_rows_built_one_by_one(drawn: list[tuple[Op, list[b
     names = [*type(rows.block_events).column_names[6:], "lora_id", "session_id"]
     assert list(zip(*(columns[name] for name in names), strict=True)) == expected
     assert {len(column) for column in rows.block_events.columns} == {len(expected)}
+
+
+def test_messages_of_the_first_version_still_land(database: Database) -> None:
+    """As they lie on a topic: without the fields that came later."""
+    ((release, schema),) = [each for each in codec.released_schemas("RankMessage") if each[0] == "0.1.0"]
+    assert release
+    op = {"group_idx": 0, "tier": "GPU", "locality": None, "block_size": 16, "spec_kind": None, "lora_name": None, "reused": False}
+    kinds = (("STORE", "CONTENT", A), ("STORE", "UNKNOWN", None), ("REMOVE", "UNKNOWN", None))
+    stored = [{**op, "kind": kind, "block_ids": A + B, "content_ids": C + D, "parent_state": state, "parent_content_id": parent}
+              for kind, state, parent in kinds]  # fmt: skip
+    empty = {"batch": None, "holder_reset": None, "loss": None, "refusal": None, "declaration": None}
+    who = {"instance_id": "a", "dp_rank": 1, "life_id": "l", "at_us": START_US, "observed_at_ms": 1, "incarnation": "f1"}
+    rows = TableRows()
+    for seq, what in enumerate(
+        (
+            {"batch": {"ops": stored, "unknown_events": 0, "unresolved_blocks": 0}},
+            {"holder_reset": {"boundary_us": 5, "reason": "went back"}},
+        )
+    ):
+        body = io.BytesIO()
+        fastavro.schemaless_writer(body, fastavro.parse_schema(schema), {**who, **empty, "seq": seq, **what})
+        sent = b"\xc3\x01" + codec.schema_fingerprint(schema) + body.getvalue()
+        rows.add(codec.decode(sent, RankMessage))
+    insert(database, rows)
+    found = database.query(
+        "SELECT kind, n_tokens, parent_id, parent_unknown, parent_content_id FROM block_events FINAL ORDER BY event_index, block_index"
+    ).rows
+    assert found == [
+        # The engine's own parent was not on the message: not told, which is no root.
+        ("store", 16, None, True, A),
+        ("store", 16, A, False, C),
+        *[("store", 16, None, True, None)] * 2,
+        *[("evict", 16, None, False, None)] * 2,
+    ]
+    assert database.query("SELECT kind, cause FROM rank_events FINAL").rows == [("holder_reset", "restarted")]
 
 
 @pytest.mark.parametrize(

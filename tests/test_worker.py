@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient
 from producers.simulate import fleet, presets
 from schemas import codec, topics
 from schemas.errors import KvcensusError
-from schemas.records import DuplicateWindow, Lifecycle, RankMessage, RankWindow, Recompute, rank_key
+from schemas.records import DuplicateWindow, EngineMetrics, Lifecycle, RankMessage, RankWindow, Recompute, rank_key
 from schemas.topics import Topic
 from sql.figures import assemble
 from sql.load import load
@@ -270,18 +270,23 @@ def test_results_on_topics_and_in_the_store_are_those_of_the_cores(
 ) -> None:
     expected = Expected(stream, kafka)
     feed = Feed(kafka)
-    read = ((topics.BATCHES, 4), (topics.RESIDENCY, 1), (topics.DUPLICATE_STEPS, 1), (topics.RANK_WINDOWS, 1), (topics.LIFECYCLE, 1))
+    read = (
+        *((topics.BATCHES, 4), (topics.RESIDENCY, 1), (topics.DUPLICATE_STEPS, 1), (topics.RANK_WINDOWS, 1), (topics.LIFECYCLE, 1)),
+        (topics.ENGINE_METRICS, 1),
+    )
     for topic, _ in read:
         feed.raw(topic, b"not Avro", partition=0)
     feed.raw(topics.BATCHES, None, partition=0)
     feed.send(stream)
     feed.raw(topics.LIFECYCLE, codec.encode(started("a", 0)), "a/0")
+    feed.raw(topics.ENGINE_METRICS, codec.encode(EngineMetrics("a", 0, "life", "run", 1_700_000_000_000, preemptions=3)), "a/0")
     feed.flush()
     with working(kafka, tmp_path) as worker:
         expected.on_topics(view)
         expected.in_store(None, tmp_path)
         with closing(connect(None, tmp_path)) as store:
             assert store.query("SELECT count() FROM lifecycle", final=True).rows == [(1,)]
+            assert store.query("SELECT preemptions FROM engine_metrics", final=True).rows == [(3,)]
             events = store.query("SELECT kind, count() FROM rank_events GROUP BY kind ORDER BY kind", final=True).rows
         assert worker.end() == 0
     kinds = [kind for message in stream for kind in ("holder_reset", "loss", "refusal", "declaration") if getattr(message, kind)]
