@@ -77,6 +77,7 @@ class BridgeJournal:
         """Bytes that could not be read at the start: an append cut short, or damage."""
         self._descriptor: int | None = None
         self._failing = False
+        self._not_before = 0
         try:
             if not self._open():
                 self._begin()
@@ -104,7 +105,7 @@ class BridgeJournal:
 
     def due(self, entries: int) -> bool:
         """Whether the file holds so much more than a snapshot of ``entries`` that :meth:`compact` is worth it."""
-        return self.entries > 2 * entries + _SPARE
+        return self.entries > max(2 * entries + _SPARE, self._not_before)
 
     def compact(self, entries: Iterable[Learned]) -> None:
         """Write the file anew with ``entries``, which are all that is known now; after a crash the old one or the new one is there.
@@ -128,8 +129,10 @@ class BridgeJournal:
         except OSError as error:
             with suppress(OSError):
                 made.unlink(missing_ok=True)
+            self._not_before = self.entries + self.entries // 2  # not with every batch again
             self._note_fault(error)
             return
+        self._not_before = 0
         self._close()
         self._descriptor = descriptor
         self.entries, self.bytes = count, os.fstat(descriptor).st_size

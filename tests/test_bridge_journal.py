@@ -151,6 +151,22 @@ def test_a_full_disk_costs_entries_and_is_told_once(path: Path, disk: Disk, capl
     assert read(path, b"two") == [block(7)]
 
 
+def test_a_compaction_that_failed_is_not_tried_again_at_once(path: Path, disk: Disk) -> None:
+    with BridgeJournal(path, b"scope") as journal:
+        journal.append([block(number) for number in range(100_000)])
+        assert journal.due(10)
+        disk.room = 100
+        journal.compact([block(1)] * 100)
+        assert not journal.due(10)
+        disk.room = None
+        journal.append([block(number) for number in range(60_000)])
+        assert journal.due(10)
+        journal.compact([block(1)])
+        assert not journal.due(10)
+    assert read(path) == [block(1)]
+    assert [left.name for left in path.parent.iterdir()] == [path.name]
+
+
 def test_a_journal_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(KvcensusError, match=r"the bridge journal .* cannot be used: Is a directory"):
         BridgeJournal(tmp_path, b"scope")
