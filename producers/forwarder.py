@@ -54,13 +54,17 @@ _SCRAPE_PATIENCE = 2.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. ``undelivered``: messages that Kafka had not taken when the time to stop was over; with a spool on disk
-    (``spooled``) they wait there for the next run."""
+    """How a run ended.
+
+    ``undelivered``: messages that Kafka had not taken when the time to stop was over; with a spool on disk they wait in the folder
+    ``waits_in`` for the next run, else they are gone. ``fault`` is what was wrong with Kafka then, if anything.
+    """
 
     reason: Literal["stopped", "idle"]
     delivered: int
     undelivered: int
-    spooled: bool = False
+    waits_in: str | None = None
+    fault: str | None = None
 
 
 class Forwarder:
@@ -103,6 +107,7 @@ class _Run:
         self._lanes = lanes
         self._started_ms = _now_ms()
         self._entries: list[Entry] = []
+        self._started: set[int] = set()
         self._scope = checkpoint.identity_scope(config.key.canary, config.model, config.engine_profile)
         self._spool = stack.enter_context(Spool(config.spool, config.spool_bytes))
         stack.callback(self._close_lanes)
@@ -129,9 +134,7 @@ class _Run:
             forwarder.metrics_url = exporter.url
 
     def run(self, stop: threading.Event) -> Outcome:
-        self._put(self._rekey())
-        self._put(self._ranks.start(_now_ms()))
-        self._put_lifecycle("start")
+        self._put([*self._rekey(), *self._ranks.start(_now_ms())])
         self._commit()
         try:
             reason = self._forward(stop)
@@ -230,7 +233,9 @@ class _Run:
         if self._outlet is None:
             return Outcome(reason, 0, left)
         self._outlet.close(deadline)
-        return Outcome(reason, self._outlet.delivered, self._spool.messages + left, self._config.spool is not None)
+        undelivered = self._spool.messages + left
+        waits_in = self._spool.place if undelivered and self._config.spool is not None else None
+        return Outcome(reason, self._outlet.delivered, undelivered, waits_in, self._outlet.fault if undelivered else None)
 
     def _take_received(self, deadline: float) -> deque[Arrival]:
         """Empty the sockets of what ZeroMQ has received already."""
@@ -272,11 +277,19 @@ class _Run:
                 self._entries.append(Entry(topics.ENGINE_METRICS.name, lane.key.encode(), codec.encode(record), "droppable"))
 
     def _put(self, messages: Iterable[records.RankMessage]) -> None:
+        """Take up ``messages``; a rank's first is followed by the lifecycle record that says that this run began with it."""
         by_rank: dict[int, list[records.RankMessage]] = {}
         for message in messages:
             by_rank.setdefault(message.dp_rank, []).append(message)
         for dp_rank, own in by_rank.items():
-            self._entries += self._lanes[dp_rank].take(own)
+            lane = self._lanes[dp_rank]
+            opening = 0
+            if dp_rank not in self._started:
+                self._started.add(dp_rank)
+                opening = 1
+                self._entries += lane.take(own[:opening])
+                self._entries.append(lane.take_lifecycle(self._lifecycle("start", dp_rank, lane, None, first=len(self._started) == 1)))
+            self._entries += lane.take(own[opening:])
 
     def _commit(self) -> None:
         """Into the spool with what was made, together with where the streams stand after it."""

@@ -53,6 +53,11 @@ class Outlet:
         return self._open and self._delivery.away is None
 
     @property
+    def fault(self) -> str | None:
+        """What is wrong with Kafka now, as far as is known."""
+        return self._delivery.away if self._open else self._fault
+
+    @property
     def in_flight(self) -> int:
         """Messages handed over and not acknowledged yet."""
         return len(self._handed)
