@@ -315,7 +315,7 @@ import resource, sys
 from pathlib import Path
 from schemas.records import HolderReset
 from tests.segments import batch, heartbeat, open_writer
-writer = open_writer(Path(sys.argv[1]), max_bytes=1 << 30)
+writer = open_writer(Path(sys.argv[1]), max_bytes=1 << 30, retry_seconds=0)
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # no file of this process grows beyond: what a full disk does to it
 taken = [seq for seq in range(40) if writer.write([batch(seq, blocks=4)])]
@@ -343,7 +343,32 @@ def test_a_disk_that_takes_nothing_is_counted_and_declared(tmp_path: Path) -> No
     assert (loss.first_seq, loss.last_seq) == (kept[-1] + 1, 39)
     after = [message for message in told if message.life_id == "next"]
     assert [_what(message) for message in after] == ["holder_reset", "loss 0", "batch 1", "batch 2", "batch 3", "batch 4"]
-    assert len(done.stderr.splitlines()) == 2  # told where it begins and where it ends, not at each write
+    assert len(done.stderr.splitlines()) == 1  # told once, not at each write
+
+
+def test_a_full_disk_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    target = tmp_path / "segments"
+    writer = open_writer(target, retry_seconds=3_600)
+    target.rmdir()  # nothing can be opened there
+    assert not writer.write([batch(0)])
+    target.mkdir()
+    assert not writer.write([batch(1)])
+    assert writer.counters.write_errors == 1
+    writer.close()
+    facts, _ = ingested(target)
+    (loss,) = [message.loss for message in by_rank(facts)["i0", 0] if message.loss is not None]
+    assert (loss.first_seq, loss.last_seq) == (0, 1)
+
+
+def test_an_active_segment_that_somebody_removed_holds_nothing_up(tmp_path: Path) -> None:
+    with open_writer(tmp_path, segment_bytes=1_500) as writer:
+        writer.write([batch(0)])
+        (tmp_path / ACTIVE).unlink()
+        for seq in range(1, 6):
+            writer.write([batch(seq)])
+    kept = seqs(tmp_path)
+    assert kept[-1] == 5
+    assert kept == list(range(kept[0], 6))
 
 
 def _what(message: RankMessage) -> str:

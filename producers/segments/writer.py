@@ -31,6 +31,9 @@ logger = logging.getLogger("kvcensus.segments")
 DEFAULT_SEGMENT_BYTES = 16 << 20
 """A segment's lines are sealed beyond this size; as Parquet they are about a sixth of it."""
 
+_TELL_EVERY = 60.0
+"""Seconds between two lines about a disk that takes nothing."""
+
 _MAX_OWED = 10_000
 """Messages kept in memory while the disk takes nothing; batches are not among them, since of them only the range is kept."""
 
@@ -66,8 +69,8 @@ class SegmentWriter:
 
     ``started_ms`` and ``pid`` name the incarnation (a later start, if that name is taken there). ``declaration`` holds until a message
     brings another. A segment is sealed once it is ``max_segment_seconds`` old or ``segment_bytes`` large; a write goes into one segment
-    whole. All segments of the folder together stay within ``max_bytes``, the oldest giving way. ``clock`` gives unix ms. Used by one
-    thread.
+    whole. All segments of the folder together stay within ``max_bytes``, the oldest giving way. After a failure the disk is left
+    alone for ``retry_seconds``. ``clock`` gives unix ms. Used by one thread.
 
     Raises :class:`SegmentError` if the folder cannot be used or another writer has it.
     """
@@ -84,6 +87,7 @@ class SegmentWriter:
         max_segment_seconds: float = 300.0,
         max_bytes: int = 10 << 30,
         segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+        retry_seconds: float = 1.0,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.folder = folder
@@ -104,6 +108,9 @@ class SegmentWriter:
         self._segment_seq = 0
         self._owed: deque[Fact] = deque()
         self._broken = False
+        self._retry_seconds = retry_seconds
+        self._retry_at = 0.0
+        self._told_at = -_TELL_EVERY
         self._job: Future[int] | None = None
         self._job_wanted = True
         self._worker = ThreadPoolExecutor(1, "segments")
@@ -129,10 +136,7 @@ class SegmentWriter:
         taken = list(facts)
         if not taken:
             return True
-        if self._owed and not self._write_owed():
-            self._owe(taken)
-            return False
-        if not self._append(taken):
+        if not self._may_write() or (self._owed and not self._write_owed()) or not self._append(taken):
             self._owe(taken)
             return False
         self.tick()
@@ -140,7 +144,7 @@ class SegmentWriter:
 
     def tick(self) -> None:
         """Seal what is old or large enough, and take in what the converting thread has done. To be called about once a second."""
-        if self._owed:
+        if self._owed and self._may_write():
             self._write_owed()
         if self._active >= 0:
             age = self._clock() - self._opened_ms
@@ -203,10 +207,8 @@ class SegmentWriter:
             self._failed(error)
             return False
         self._size += written
+        self._broken = False
         self.counters.records += len(records)
-        if self._broken:
-            self._broken = False
-            logger.warning("segments in %s: the disk takes records again", self.folder)
         return True
 
     def _open(self) -> None:
@@ -245,10 +247,16 @@ class SegmentWriter:
         """Take back what a failed write left at the end: else a half record would stand in the middle."""
         os.ftruncate(self._active, self._size)
 
+    def _may_write(self) -> bool:
+        """Not right after a failure: a full disk is not asked for every batch, and what it did not take becomes one range."""
+        return not self._broken or time.monotonic() >= self._retry_at
+
     def _failed(self, error: OSError) -> None:
         self.counters.write_errors += 1
-        if not self._broken:
-            self._broken = True
+        self._broken = True
+        self._retry_at = time.monotonic() + self._retry_seconds
+        if time.monotonic() - self._told_at >= _TELL_EVERY:
+            self._told_at = time.monotonic()
             logger.warning("segments in %s: %s; what is not written will be declared lost there", self.folder, error.strerror or error)
         if self._active >= 0:
             try:
@@ -265,12 +273,16 @@ class SegmentWriter:
             os.fsync(self._active)
             (self.folder / ACTIVE).rename(path)
             seal.fsync_folder(self.folder)
+        except FileNotFoundError:
+            # Its number is missing from here on, which is how a reader knows.
+            logger.warning("segments in %s: somebody took the active segment away", self.folder)
         except OSError as error:
             self._failed(error)
             return
+        else:
+            self.counters.segments_sealed += 1
         os.close(self._active)
         self._active, self._size = -1, 0
-        self.counters.segments_sealed += 1
         self._job_wanted = True
 
     # -- what the disk did not take
