@@ -108,7 +108,7 @@ class Writer:
             "type": "BlockStored",
             "block_hashes": [self.hash_of(node) for node in run],
             "parent_block_hash": self.hash_of(chain[start - 1]) if start else None,
-            "token_ids": [] if placeholder else [token for node in run for token in node.tokens],
+            "token_ids": (None if self.seq % 2 else []) if placeholder else [token for node in run for token in node.tokens],
             "block_size": 0 if placeholder and self.sizeless else size,
             "lora_id": None,
             "medium": rng.choice(self.tiers),
@@ -116,8 +116,11 @@ class Writer:
             "extra_keys": [[node.extra] if node.extra else None for node in run] if any(node.extra for node in run) else None,
             "group_idx": None if group == 0 and rng.random() < 0.5 else group,
             "kv_cache_spec_kind": self.groups[group],
+            "kv_cache_spec_sliding_window": 64 if self.groups[group] == "sliding_window" else None,
         }
         if not self.arrays:
+            if self.seq % 3 == 0:
+                event |= {"session_id": f"session-{self.seq}", "ownership": "exclusive"}
             if rng.random() < 0.15:
                 event["reused"] = True
             if rng.random() < 0.08:
