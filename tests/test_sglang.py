@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 
 from producers.identity import EXTRA_KEY_CONTEXT, Identity, IdentityKey, Pseudonym, encode_value
 from producers.resolver import RankResolver
+from producers.stream import RankStream
 from producers.wire import Cleared, Removed, Stored, WireError, decode
-from schemas.records import ID_BYTES, NO_ID, Batch, EngineProfile, Op
+from schemas.records import ID_BYTES, NO_ID, Batch, Declaration, EngineProfile, Op
+from sql.figures import assemble
+from sql.totals import totals_from_records
+from streams.offline import OfflineFleet
 
 KEY = IdentityKey(bytes(range(32)), bytes(32))
 TS = 1796022527.5
@@ -286,3 +290,64 @@ def test_profiles_differ_in_nothing_else() -> None:
     }
     assert resolve(resolver("sglang"), event).ops == resolve(resolver("vllm"), event, profile="vllm").ops
     assert isinstance(resolve(resolver("sglang"), event).ops[0], Op)
+
+
+# -- counted
+
+
+def figures_of(*ranks: tuple[str, EngineProfile, list[list[Any]]]) -> dict[str, Any]:
+    """The figures of ranks (instance, profile, batches of events one second apart)."""
+    offline = OfflineFleet(window_us=10_000_000, shards=2)
+    streams = []
+    for instance, profile, batches in ranks:
+        declared = Declaration("none", "per_copy", model="m", engine_profile=profile)
+        stream = RankStream(instance, 0, resolver(profile), declared, "x", profile=profile)
+        streams.append((stream, batches))
+        for message in stream.start(0):
+            offline.apply(message)
+    for seq in range(max(len(batches) for _, batches in streams)):
+        for stream, batches in streams:
+            events = batches[seq] if seq < len(batches) else []
+            for message in stream.feed(seq, msgspec.msgpack.encode([1_700_000_000.0 + seq, events, 0]), 0):
+                offline.apply(message)
+    rows = offline.drain()
+    return assemble(totals_from_records(rows.rank_windows, rows.duplicate_windows))
+
+
+def extra_blocks(document: dict[str, Any]) -> Any:
+    return document["duplicate_footprint"]["between_instances"]["extra_blocks"]["max"]
+
+
+def test_salts_are_no_duplicates_of_each_other_and_equal_ones_are_over_engines() -> None:
+    engine = Engine(4, covered=False, maps=False)
+
+    def sglang(instance: str, salt: str | None) -> tuple[str, EngineProfile, list[list[Any]]]:
+        return instance, "sglang", [[engine.store([1, 2], salt)], [], [], []]
+
+    tokens = [page * 1000 + position for page in (1, 2) for position in range(4)]
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [1, 2],
+        "parent_block_hash": None,
+        "token_ids": tokens,
+        "block_size": 4,
+        "medium": "GPU",
+    }
+    vllm: tuple[str, EngineProfile, list[list[Any]]] = ("v", "vllm", [[{**event, "extra_keys": [["x"], None]}], [], [], []])
+    assert extra_blocks(figures_of(sglang("a", "x"), sglang("b", "y"), sglang("c", None))) == 0
+    assert extra_blocks(figures_of(sglang("a", "x"), sglang("b", "x"))) == 2
+    assert extra_blocks(figures_of(sglang("a", "x"), sglang("b", "y"), vllm)) == 2
+
+
+def test_a_removal_under_one_of_two_salts_only_understates() -> None:
+    engine = Engine(4, covered=False, maps=False)
+    both = [[engine.store([1], "x"), engine.store([1], "y")], []]
+    removed = [[engine.remove([1], "x")], [], [engine.remove([1], "y")], []]
+    held = figures_of(("a", "sglang", both))["ranks"][0]
+    assert held["resident_blocks"] == 2
+    gone = figures_of(("a", "sglang", [*both, *removed]))
+    assert gone["ranks"][0]["resident_blocks"] == 0
+    assert gone["ranks"][0]["unjoined_evicts"] == 2
+    assert gone["repeat_compute"]["concurrent"]["blocks"] == 0
+    again = figures_of(("a", "sglang", [*both, *removed, [engine.store([1], "x")], []]))
+    assert again["repeat_compute"]["evicted"]["blocks"] == 1
