@@ -555,3 +555,30 @@ def test_numbers_of_their_own_show_where_a_replay_answers(steps: list[Any], rank
     socket = Socket("own", 1_000, ranks)
     socket.play(steps, holes_allowed=False)
     socket.check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["live", "replayed"]),
+            st.integers(0, 2**63 - 1) | st.integers(0, 9),
+            st.binary(max_size=12) | st.builds(payload, st.floats(0, 9), st.none() | st.integers(0, 3) | st.integers(0, 2**31 - 1)),
+        ),
+        max_size=30,
+    ),
+    st.none() | st.integers(0, 2),
+)
+def test_whatever_comes_is_taken_or_declared(frames: list[tuple[str, int, bytes]], configured: int | None) -> None:
+    socket, ranks = order(can_replay=True), Ranks(make, dp_rank=configured)
+    for kind, seq, body in frames:
+        socket.take_ask()
+        (socket.live if kind == "live" else socket.replayed)(Arrival(seq, body, 0), 0.0)
+    for turn in range(len(frames) + 5):  # what waited may show another restart, and so be asked for itself
+        socket.tick(100.0 * turn)
+    came_out = list(socket.ready)
+    assert not socket.waiting
+    for each in came_out:
+        for message in ranks.feed(each):
+            assert codec.decode(codec.encode(message), RankMessage) == message
+    assert Ranks(make, dp_rank=configured, positions=decode_positions(encode_positions(ranks.positions))).positions == ranks.positions

@@ -310,6 +310,23 @@ def batches(first: int, last: int) -> list[tuple[str, int]]:
     return [("batch", seq) for seq in range(first, last + 1)]
 
 
+@pytest.mark.parametrize("layout", ["topic", "bare"])
+def test_what_a_replay_cannot_return_is_declared_lost_with_its_exact_range(layout: str) -> None:
+    """A hole that stays although the end marker came twice, and then a buffer that no longer reaches back."""
+    with WireEngine(layout) as engine, following(engine) as follower:
+        engine.publish(2)
+        follower.until(1)
+        engine.holes = [3, 4, 3, 4]
+        engine.publish(4, missed=True)
+        engine.publish(1)
+        assert lines(follower.until(6)) == [("batch", 2), ("loss", 3, 4), ("batch", 5), ("batch", 6)]
+        engine.publish(5, missed=True)
+        engine.forget(range(10))
+        engine.publish(1)
+        assert lines(follower.until(12)) == [("loss", 7, 9), *batches(10, 12)]
+        assert follower.ranks.counters.lost == 5
+
+
 def test_started_again_it_goes_on_where_it_ended() -> None:
     with WireEngine() as engine:
         kept = kept_after(engine, 4)
