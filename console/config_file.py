@@ -6,9 +6,10 @@ command would not take is refused in one line that names the file and the key.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,15 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class FileOptions:
-    """What a file says: ``values`` by parameter name, converted as the command line's would be; ``tables`` by their names."""
+    """What a file says: ``values`` by parameter name, converted as the command line's would be; ``tables`` by their names.
+
+    ``source`` is the file's content. ``exposed``: others than its owner can read it.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, dict[str, str]] = field(default_factory=dict)
+    source: bytes = b""
+    exposed: bool = False
 
 
 def read(path: Path, command: click.Command, tables: Mapping[str, str], excluded: frozenset[str], ctx: click.Context) -> FileOptions:
@@ -35,7 +41,8 @@ def read(path: Path, command: click.Command, tables: Mapping[str, str], excluded
     Raises :class:`click.UsageError`, one line, for anything that is wrong with it.
     """
     try:
-        return parse(_load(path), command, tables, excluded, ctx)
+        source, mode = _content(path)
+        return replace(parse(_load(source), command, tables, excluded, ctx), source=source, exposed=bool(mode & 0o077))
     except ConfigError as error:
         raise click.UsageError(f"{path}: {error}", ctx) from None
 
@@ -77,14 +84,18 @@ def parse(
     return found
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _content(path: Path) -> tuple[bytes, int]:
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data, mode = file.read(MOST_BYTES + 1), os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror or error}") from None
     if len(data) > MOST_BYTES:
         raise ConfigError(f"more than {MOST_BYTES:,} bytes: no configuration")
+    return data, mode
+
+
+def _load(data: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError:

@@ -46,10 +46,14 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Job:
-    """A process to keep running: ``name`` stands before its lines; the first word of ``command`` is a path."""
+    """A process to keep running: ``name`` stands before its lines; the first word of ``command`` is a path.
+
+    ``descriptors`` are open files of ours that it inherits under their numbers.
+    """
 
     name: str
     command: tuple[str, ...]
+    descriptors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ class _Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=self.slot.job.descriptors,
             )
         except OSError as error:
             self._say(f"cannot be started: {error.strerror or error}")

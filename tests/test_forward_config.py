@@ -337,6 +337,15 @@ def test_of_two_that_exclude_each_other_the_stronger_source_wins(tmp_path: Path)
     assert told(*BASE, "--no-metrics", "--config", file(tmp_path, 'metrics-listen = "127.0.0.1:0"')).metrics_listen is None
 
 
+def test_a_password_that_others_can_read_is_said(tmp_path: Path) -> None:
+    path = file(tmp_path, '[kafka]\nsasl.password = "hidden"\n')
+    for mode, said in ((0o644, True), (0o600, False)):
+        Path(path).chmod(mode)
+        err = CliRunner().invoke(forward, [*BASE, "--config", path]).stderr
+        assert ("chmod 600" in err) is said
+        assert "hidden" not in err
+
+
 # -- places
 
 

@@ -23,7 +23,7 @@ from producers.simulate.server import EngineServer, ServerOptions
 from schemas.records import Declaration
 from tests.kafka import Kafka
 from tests.shared_data import SHIPPED
-from tests.test_forwarder import Topics, read_topics
+from tests.test_forwarder import Topics, frozen_kafka_and_stopping_command, read_topics
 from tests.wire_engine import quiet_port
 
 ROOT = Path(__file__).parents[1]
@@ -279,6 +279,33 @@ def _child(parent: int, rank: str) -> int | None:
             if words[-3:-1] == ["--child-rank", rank]:
                 return int(child)
     return None
+
+
+def test_a_supervised_forwarder_takes_a_repeated_signal_for_one(tmp_path: Path) -> None:
+    """Who stops a group of processes signals each of them, and the supervisor passes it on once more."""
+    with frozen_kafka_and_stopping_command(tmp_path, "--stop-timeout", "0.5", "--dp-size", "1", "--child-rank", "0") as process:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1, err
+    assert "not delivered to Kafka" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the file is read again")
+def test_what_becomes_of_the_configuration_file_changes_nothing_until_the_end(tmp_path: Path) -> None:
+    """A file that is broken while it runs must not end what runs."""
+    file = tmp_path / "forwarder.toml"
+    file.write_text("stop-timeout = 0.1\n[labels]\na = 'b'\n")
+    command = forward_many(quiet_port(), quiet_port(), tmp_path, "--bootstrap-servers", "127.0.0.1:9", "--config", str(file))
+    with running(command) as process:
+        read_until(process, lambda lines: any("forwarders, for ranks" in line for line in lines))
+        file.write_text("nonsense")
+        wait_for(lambda: _child(process.pid, "1") is not None, "a forwarder for rank 1")
+        os.kill(_child(process.pid, "1") or 0, signal.SIGKILL)
+        read_until(process, lambda lines: any("starting it again" in line for line in lines) and "own metrics" in lines[-1])
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1, err
+    assert [rank["exit_code"] for rank in json.loads(out)["ranks"]] == [1, 1]
 
 
 def test_a_mistake_ends_all_before_anything_is_started(tmp_path: Path) -> None:

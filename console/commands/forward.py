@@ -96,11 +96,13 @@ def forward(
     kafka = {**file.tables.get("kafka", {}), **environment.kafka_options(f"{key}={value}" for key, value in kafka_option)}
     servers = None if given.segments and not given.bootstrap_servers else find_bootstrap_servers(given.bootstrap_servers, folder)
     key = _key(given.key_file, given.key_epoch, folder)
+    if file.exposed and any(word in name for name in file.tables.get("kafka", {}) for word in ("password", "secret")):
+        _say("the configuration file holds a password, and others than its owner can read it: chmod 600")
     if given.dp_size is not None and child_rank is None:
-        _run_many(given, ctx.meta[ARGUMENTS], as_json)
+        _run_many(given, ctx.meta[ARGUMENTS], file, as_json)
     else:
         _log_to_stderr(verbose)
-        _run_one(given, places[0], key, servers, kafka, labels, as_json)
+        _run_one(given, places[0], key, servers, kafka, labels, as_json, supervised=child_rank is not None)
 
 
 def _run_one(
@@ -111,8 +113,10 @@ def _run_one(
     kafka: Mapping[str, str],
     labels: Mapping[str, str],
     as_json: bool,
+    *,
+    supervised: bool,
 ) -> None:
-    with _stopped_by_signals() as stop:
+    with _stopped_by_signals(supervised) as stop:
         listen = settle(where.metrics, _say) if where.metrics is not None else None
         forwarder = Forwarder(forwarder_config(options, where, key, servers, kafka, labels, listen))
         targets = [f"Kafka at {servers}"] if servers else []
@@ -128,12 +132,21 @@ def _run_one(
     _report(forwarder, outcome, as_json)
 
 
-def _run_many(options: ForwardOptions, arguments: Sequence[str], as_json: bool) -> None:
-    """A process for each rank: this very command, told which one of them it is."""
+def _run_many(options: ForwardOptions, arguments: Sequence[str], file: FileOptions, as_json: bool) -> None:
+    """A process for each rank: this very command, told which one of them it is.
+
+    All of them are told the same until the end: they read a copy of the configuration file, not what becomes of it (on Linux).
+    """
     numbers = [rank for rank in ranks(options) if rank is not None]
     # -P: a file in the working folder must not stand in for a module.
     command = (sys.executable, "-P", "-m", "console.cli", "forward", *(word for word in arguments if word != "--"))
-    jobs = [Job(f"rank {rank}", (*command, "--child-rank", str(rank))) for rank in numbers]
+    copy: tuple[int, ...] = ()
+    if file.source and sys.platform == "linux":
+        copy = (os.memfd_create("configuration"),)
+        with os.fdopen(copy[0], "wb", closefd=False) as target:
+            target.write(file.source)
+        command = (*command, "--config", f"/proc/self/fd/{copy[0]}")
+    jobs = [Job(f"rank {rank}", (*command, "--child-rank", str(rank)), copy) for rank in numbers]
     _say(f"{len(jobs)} forwarders, for ranks {numbers[0]} to {numbers[-1]} of {options.instance}")
     result = supervise(jobs, _say)
     if as_json:
@@ -195,8 +208,12 @@ def _key(given: Path | None, epoch: int, folder: Path) -> IdentityKey:
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT or SIGTERM sets; the second signal does not wait any longer."""
+def _stopped_by_signals(supervised: bool) -> Iterator[threading.Event]:
+    """An event that SIGINT or SIGTERM sets; the second signal does not wait any longer.
+
+    Not so if ``supervised``: whoever stops a group of processes signals each, and then their supervisor passes it on once more.
+    It kills when it is told twice.
+    """
     stop = threading.Event()
     asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
     signals = 0
@@ -205,13 +222,15 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         nonlocal signals
         signals += 1
         if signals > 1:
+            if supervised:
+                return
             raise click.Abort
         # The code that is interrupted may hold the lock of the event or of the output: another thread has to take them.
         asked.put(True)
 
     def obey() -> None:
         if asked.get():
-            _say("stopping: delivering what was received; once more to leave at once")
+            _say("stopping: delivering what was received" + ("" if supervised else "; once more to leave at once"))
             stop.set()
 
     threading.Thread(target=obey, name="stop", daemon=True).start()
@@ -235,7 +254,9 @@ def _report(forwarder: Forwarder, outcome: Outcome, as_json: bool) -> None:
         f"{tally.lost:,} batches lost, {tally.refused:,} refused; {outcome.delivered:,} messages delivered"
     )
     if outcome.undelivered:
-        raise KvcensusError(f"{outcome.undelivered:,} batches or messages were received and not delivered to Kafka")
+        why = f" ({outcome.fault})" if outcome.fault else ""
+        what = f"they wait in {outcome.waits_in} and go out when the forwarder runs again" if outcome.waits_in else "they are gone"
+        raise KvcensusError(f"{outcome.undelivered:,} messages were not delivered to Kafka{why}: {what}")
 
 
 def _log_to_stderr(verbose: bool) -> None:
