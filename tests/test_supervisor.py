@@ -21,9 +21,9 @@ from producers import capture
 from producers.simulate import recording
 from producers.simulate.server import EngineServer, ServerOptions
 from schemas.records import Declaration
+from tests.forwarding import Topics, frozen_kafka_and_stopping_command, read_topics
 from tests.kafka import Kafka
 from tests.shared_data import SHIPPED
-from tests.test_forwarder import Topics, frozen_kafka_and_stopping_command, read_topics
 from tests.wire_engine import quiet_port
 
 ROOT = Path(__file__).parents[1]

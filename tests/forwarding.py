@@ -1,0 +1,193 @@
+"""What the tests of the forwarder share: one that runs here or in a process of its own, and everything that it left in Kafka."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from console.broker import start_broker
+from console.topic_admin import create_topics
+from producers.forwarder import Forwarder, ForwarderConfig, Outcome
+from producers.identity import ephemeral_key
+from schemas import codec, records, topics
+from tests.wire_engine import WireEngine
+
+PATIENCE = 60.0
+"""Longest wait of a test for anything, in seconds: only a test that fails waits so long."""
+
+
+@dataclass
+class Raw:
+    """One message as it lies in Kafka."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes
+
+
+@dataclass
+class Topics:
+    """Everything on the forwarder's topics, partition by partition, in order."""
+
+    raw: list[Raw] = field(default_factory=list)
+
+    @property
+    def rank_messages(self) -> list[records.RankMessage]:
+        return [codec.decode(raw.value, records.RankMessage) for raw in self.raw if raw.topic == topics.BATCHES.name]
+
+    @property
+    def lifecycle(self) -> list[records.Lifecycle]:
+        return [codec.decode(raw.value, records.Lifecycle) for raw in self.raw if raw.topic == topics.LIFECYCLE.name]
+
+    @property
+    def engine_metrics(self) -> list[records.EngineMetrics]:
+        return [codec.decode(raw.value, records.EngineMetrics) for raw in self.raw if raw.topic == topics.ENGINE_METRICS.name]
+
+    @property
+    def batches(self) -> list[records.RankMessage]:
+        return [message for message in self.rank_messages if message.batch is not None]
+
+    def seqs(self) -> list[int]:
+        return [message.seq for message in self.batches]
+
+
+def read_topics(servers: str, enough: Callable[[Topics], bool]) -> Topics:
+    """All of a forwarder's topics from their beginning, until it is ``enough``."""
+    found = Topics()
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "forwarder-test", "enable.auto.commit": False})
+    try:
+        known = consumer.list_topics(timeout=20).topics
+        consumer.assign(
+            [
+                TopicPartition(name, partition, OFFSET_BEGINNING)
+                for name in (topics.BATCHES.name, topics.LIFECYCLE.name, topics.ENGINE_METRICS.name)
+                for partition in known[name].partitions
+            ]
+        )
+        deadline = time.monotonic() + PATIENCE
+        while not enough(found):
+            assert time.monotonic() < deadline, f"{len(found.raw)} messages: {found.seqs()}"
+            message = consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                found.raw.append(Raw(message.topic() or "", message.partition() or 0, message.key() or b"", message.value() or b""))
+    finally:
+        consumer.close()
+    return found
+
+
+def config(engine: WireEngine, servers: str | None, **changes: Any) -> ForwarderConfig:
+    """A forwarder of ``engine`` as rank chat/0, in memory and with a key of its own, but for ``changes``."""
+    given: dict[str, Any] = {
+        "instance_id": "chat",
+        "endpoint": engine.endpoint,
+        "replay_endpoint": engine.replay_endpoint,
+        "bootstrap_servers": servers,
+        "key": ephemeral_key(),
+        "replay_timeout": PATIENCE,
+        "startup_timeout": PATIENCE,
+        "stop_timeout": PATIENCE,
+    }
+    return ForwarderConfig(**{**given, **changes})
+
+
+@dataclass
+class Running:
+    """A forwarder in a thread."""
+
+    forwarder: Forwarder
+    stop: threading.Event
+    done: Future[Outcome]
+
+    def finish(self) -> Outcome:
+        self.stop.set()
+        return self.done.result(PATIENCE)
+
+
+@contextmanager
+def running(settings: ForwarderConfig) -> Iterator[Running]:
+    """A forwarder that runs meanwhile, and is told to stop in the end."""
+    stop = threading.Event()
+    forwarder = Forwarder(settings)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield Running(forwarder, stop, pool.submit(forwarder.run, stop))
+        finally:
+            stop.set()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Until it is so; ``what`` was waited for."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def forward_all(settings: ForwarderConfig, engine: WireEngine, play: Callable[[Running], None]) -> Outcome:
+    """Run a forwarder, ``play`` once the engine knows of it, and stop it."""
+    with running(settings) as run:
+        engine.wait_subscribed()
+        play(run)
+        return run.finish()
+
+
+def everything(servers: str, outcome: Outcome) -> Topics:
+    """What the run left in Kafka: as many messages as were acknowledged."""
+    return read_topics(servers, lambda found: len(found.raw) >= outcome.delivered)
+
+
+def command(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    """``kvcensus forward ARGUMENTS`` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "console.cli", "forward", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+        cwd=Path(__file__).parents[1],
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command, once it has ended."""
+    out, err = process.communicate(timeout=PATIENCE)
+    assert "Traceback" not in err, err
+    return process.returncode, out, err
+
+
+@contextmanager
+def frozen_kafka_and_stopping_command(tmp_path: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A forwarder that was told to stop while batches of it are on their way to a broker that does not move."""
+    with start_broker(None, tmp_path / "broker") as broker, WireEngine() as engine:
+        create_topics(broker.bootstrap_servers)
+        process = command(
+            *("--instance", "x", "--endpoint", engine.endpoint, "--bootstrap-servers", broker.bootstrap_servers),
+            *("--data-dir", str(tmp_path), *options),
+        )
+        try:
+            engine.wait_subscribed()
+            engine.publish(1)
+            read_topics(broker.bootstrap_servers, lambda found: len(found.batches) == 1)
+            os.kill(broker.pid, signal.SIGSTOP)
+            engine.publish(5)
+            process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None
+            while "stopping" not in process.stderr.readline():
+                assert process.poll() is None
+            yield process
+        finally:
+            process.kill()
+            os.kill(broker.pid, signal.SIGCONT)
