@@ -24,7 +24,7 @@ _CHECKPOINTS = "mamba"
 
 
 class StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False, kw_only=True):
-    """A store as a map."""
+    """A store as a map. What vLLM's maps have and SGLang's do not yet is read as well: the two are meant to become one."""
 
     block_hashes: list[_Signed]
     block_size: Count
@@ -34,6 +34,12 @@ class StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False, k
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
+    group_idx: Count | None = None
+    spec_kind: str | None = msgspec.field(default=None, name="kv_cache_spec_kind")
+    spec_sliding_window: Count | None = msgspec.field(default=None, name="kv_cache_spec_sliding_window")
+    locality: str | None = None
+    ownership: str | None = None
+    reused: bool | None = None
     component_type: str | None = None
     cache_salt: Any = None
     session_id: Any = None
@@ -44,6 +50,9 @@ class RemovedMap(msgspec.Struct, tag_field="type", tag="BlockRemoved", gc=False,
 
     block_hashes: list[_Signed]
     medium: str | None = None
+    group_idx: Count | None = None
+    locality: str | None = None
+    ownership: str | None = None
     component_type: str | None = None
 
 
@@ -94,20 +103,27 @@ class ArrayPayload(msgspec.Struct, array_like=True, gc=False):
 def event_of(raw: AnyEvent) -> Event:
     """The event that ``raw`` means."""
     if isinstance(raw, StoredMap):
-        return _stored(raw, raw.component_type, raw.cache_salt, raw.session_id, raw.lora_name, raw.extra_keys)
+        event = _stored(raw, raw.component_type, raw.cache_salt, raw.session_id)
+        event.lora_name, event.extra_keys = raw.lora_name, raw.extra_keys
+        event.locality, event.ownership, event.reused = raw.locality, raw.ownership, raw.reused
+        event.spec_sliding_window = raw.spec_sliding_window
+        event.group_idx = event.group_idx if raw.group_idx is None else raw.group_idx
+        event.spec_kind = raw.spec_kind or event.spec_kind
+        return event
     if isinstance(raw, StoredArray):
         metadata = next((each for each in (raw.tail, raw.more) if isinstance(each, dict)), {})
         component = next((each for each in (raw.tail, raw.more) if isinstance(each, str)), None)
-        return _stored(raw, component, metadata.get("cache_salt"), metadata.get("session_id"), None, None)
-    if isinstance(raw, RemovedMap | RemovedArray):
-        group, _ = _component(raw.component_type)
-        return Removed(block_hashes=_unsigned(raw.block_hashes), medium=raw.medium, group_idx=group)
+        return _stored(raw, component, metadata.get("cache_salt"), metadata.get("session_id"))
+    if isinstance(raw, RemovedMap):
+        group = _component(raw.component_type)[0] if raw.group_idx is None else raw.group_idx
+        hashes = _unsigned(raw.block_hashes)
+        return Removed(block_hashes=hashes, medium=raw.medium, group_idx=group, locality=raw.locality, ownership=raw.ownership)
+    if isinstance(raw, RemovedArray):
+        return Removed(block_hashes=_unsigned(raw.block_hashes), medium=raw.medium, group_idx=_component(raw.component_type)[0])
     return raw if isinstance(raw, Cleared) else Cleared()
 
 
-def _stored(
-    raw: StoredMap | StoredArray, component: str | None, salt: Any, session_id: Any, lora_name: str | None, extra_keys: list[Any] | None
-) -> Stored:
+def _stored(raw: StoredMap | StoredArray, component: str | None, salt: Any, session_id: Any) -> Stored:
     group, kind = _component(component)
     parent = raw.parent_block_hash
     return Stored(
@@ -117,8 +133,6 @@ def _stored(
         token_ids=None if kind == _CHECKPOINTS else raw.token_ids,
         lora_id=raw.lora_id,
         medium=raw.medium,
-        lora_name=lora_name,
-        extra_keys=extra_keys,
         group_idx=group,
         spec_kind=kind,
         session_id=session_id,

@@ -92,10 +92,20 @@ def test_maps() -> None:
     assert one(event) == STORED
     assert one({**event, **BOTH, "new": []}) == msgspec.structs.replace(STORED, **BOTH)
     assert one({**event, "component_type": "swa"}) == msgspec.structs.replace(STORED, group_idx=1, spec_kind="sliding_window")
-    assert one({**event, "extra_keys": [["tenant"], None], "lora_name": "ad"}) == msgspec.structs.replace(
-        STORED, extra_keys=[["tenant"], None], lora_name="ad"
-    )
+    shared: dict[str, Any] = {
+        "extra_keys": [["tenant"], None],
+        "lora_name": "ad",
+        "group_idx": 4,
+        "locality": "REMOTE",
+        "ownership": "o",
+        "reused": True,
+    }
+    window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}
+    expected = msgspec.structs.replace(STORED, **shared, spec_kind="sliding_window", spec_sliding_window=64)
+    assert one({**event, **shared, **window, "component_type": "full"}) == expected
     assert one({"type": "BlockRemoved", "block_hashes": [-1], "medium": "GPU"}) == Removed(block_hashes=[2**64 - 1], medium="GPU")
+    removed: dict[str, Any] = {"group_idx": 4, "locality": "REMOTE", "ownership": "o"}
+    assert one({"type": "BlockRemoved", "block_hashes": [1], "component_type": "swa", **removed}) == Removed(block_hashes=[1], **removed)
     assert one({"type": "AllBlocksCleared"}) == Cleared()
 
 

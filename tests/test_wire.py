@@ -244,17 +244,22 @@ def test_token_ids_that_are_none_are_no_refusal(tokens: Any) -> None:
         assert one(event) == Stored(block_hashes=[1], parent_block_hash=7, block_size=16)
 
 
-def test_a_refusal_never_quotes_the_payload() -> None:
+@pytest.mark.parametrize("profile", ["vllm", "sglang"])
+def test_a_refusal_never_quotes_the_payload(profile: EngineProfile) -> None:
     """Refusals leave the host; token ids and salts may not."""
     for event in (
         {"type": "BlockStored", "block_hashes": [1], "block_size": "x", "token_ids": [987654321, "tenant-secret"]},
         {"type": "BlockStored", "block_hashes": ["tenant-secret"], "block_size": 1},
         {"type": "BlockStored", "block_hashes": [1], "block_size": 1, "medium": ["tenant-secret"]},
         ["BlockStored", [1], None, [987654321], "tenant-secret"],
+        ["BlockStored", [1], None, [987654321], -1, None, "GPU", {"cache_salt": "tenant-secret"}],
+        {"type": "BlockStored", "block_hashes": [1], "block_size": -1, "cache_salt": "tenant-secret", "session_id": "tenant-secret"},
+        {"type": "BlockStored", "block_hashes": [1], "block_size": 1, "extra_keys": "tenant-secret"},
+        {"type": "BlockStored", "block_hashes": [1], "block_size": 1, "ownership": ["tenant-secret"]},
         "tenant-secret",
     ):
         with pytest.raises(WireError) as caught:
-            decode(pack(TS, [event], 0))
+            decode(pack(TS, [event], 0), profile=profile)
         assert "tenant-secret" not in str(caught.value)
         assert "987654321" not in str(caught.value)
 
