@@ -420,6 +420,24 @@ def test_a_reset_told_for_each_group_is_one(tmp_path: Path) -> None:
     assert kinds(messages) == ["declaration", "batch", "holder_reset", "batch"]
 
 
+def test_lives_never_share_a_name_whatever_the_resets_say(tmp_path: Path) -> None:
+    resets = [{"kind": "holder_reset", "at_ms": AT, "instance_id": "i0", "boundary_ms": AT + at} for at in (4, 5, 4)]
+    messages, _ = theirs(tmp_path, [opened(), store(1, "a", 1), *resets, store(6, "b", 0)])
+    assert kinds(messages) == ["declaration", "batch", "holder_reset", "holder_reset", "holder_reset", "batch"]
+    assert len({message.life_id for message in messages}) == 4
+
+
+def test_numbers_that_fall_while_time_goes_on_are_another_life_and_repeated_ones_are_not(tmp_path: Path) -> None:
+    messages, _ = theirs(tmp_path / "fell", [opened(), store(1, "a", 7), store(2, "b", 8), store(3, "a", 0), store(4, "b", 1)])
+    assert [message.seq for message in batches(messages)] == [7, 8, 0, 1]
+    assert len({message.life_id for message in messages}) == 2
+    assert sum(row.duplicate_batches for row in count(messages).rank_windows) == 0
+    again = [opened(), store(1, "a", 7), store(2, "b", 8), store(1, "a", 7)]
+    messages, _ = theirs(tmp_path / "again", again)
+    assert len({message.life_id for message in messages}) == 1
+    assert count(messages).rank_windows[-1].duplicate_batches == 1
+
+
 def test_drops_without_a_range_make_their_stretch_unobserved(tmp_path: Path) -> None:
     records = [
         opened(),

@@ -38,7 +38,7 @@ class ContractError(KvcensusError):
     """A record that the contract does not allow; the message says what about it."""
 
 
-class Endpoint(msgspec.Struct, omit_defaults=True):
+class Endpoint(msgspec.Struct, gc=False, omit_defaults=True):
     """One event socket of a producer, in its heartbeat; counters are cumulative. ``source`` is an instance."""
 
     dropped: _Int
@@ -50,7 +50,7 @@ class Endpoint(msgspec.Struct, omit_defaults=True):
     topic: str | None = None
 
 
-class Row(msgspec.Struct):
+class Row(msgspec.Struct, gc=False):
     """One record, typed: a field for every column, None where the record has none; ``extra`` holds what the contract does not know."""
 
     kind: str

@@ -201,6 +201,7 @@ class ForeignRun:
         self._survey = survey
         self._sequenced = sequenced
         self._states: dict[Rank, _State] = {}
+        self._lives: set[tuple[Rank, str]] = set()
         self._seen: dict[str, set[int]] = defaultdict(set)
         self._segment_seq: int | None = None
         self._position = 0
@@ -327,6 +328,9 @@ class ForeignRun:
         """The batch that is open for a rank, if any, behind whatever has to be said before it."""
         if not state.ops:
             return
+        if state.numbered and state.expected is not None and state.seq < state.expected and state.at_us > state.newest_us:
+            # Numbers fell while time went on, and no reset was told: what becomes of the blocks is not known, but it is another life.
+            self._begin_life(state, f"fell-{state.at_us}")
         yield from self._declare(state)
         missing: list[tuple[int, int]] = []
         if state.seq >= 0:
@@ -383,13 +387,20 @@ class ForeignRun:
             if known and state.boundary_us == boundary:
                 continue  # the same restart, told for another group
             state.boundary_us = boundary
-            state.life_id = self._life_id(state.rank, str(boundary))
-            state.expected = state.last_number = None
-            state.contents.clear()
-            state.broken = None
+            self._begin_life(state, str(boundary))
             reset = HolderReset(boundary, row.reason or "the producer saw the engine restart")
             yield self._message(state, holder_reset=reset, seq=row.seq or 0)
             state.newest_us = 0
+
+    def _begin_life(self, state: _State, since: str) -> None:
+        life_id = self._life_id(state.rank, since)
+        while (state.rank, life_id) in self._lives:
+            life_id += "+"
+        self._lives.add((state.rank, life_id))
+        state.life_id = life_id
+        state.expected = state.last_number = None
+        state.contents.clear()
+        state.broken = None
 
     def _identity_refused(self, row: Row) -> Iterator[Fact]:
         state = self._state((cast(str, row.instance_id), row.dp_rank or 0))

@@ -29,7 +29,7 @@ from schemas.records import Declaration, Loss, RankMessage
 logger = logging.getLogger("kvcensus.segments")
 
 DEFAULT_SEGMENT_BYTES = 16 << 20
-"""A segment's lines are sealed beyond this size; as Parquet they are about a sixth of it."""
+"""A segment's lines are sealed beyond this size; as Parquet they are about an eighth of it."""
 
 _TELL_EVERY = 60.0
 """Seconds between two lines about a disk that takes nothing."""
