@@ -185,7 +185,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         FiniteRange(min=0.01, max=YEAR_SECONDS),
     ),
     _seconds("--replay-timeout", 5.0, "Silence after which the replay socket is given up for the gap at hand."),
-    _seconds("--startup-timeout", 30.0, "How long to wait for Kafka and its topics at the start."),
+    _seconds("--startup-timeout", 30.0, "How long Kafka may be away at the start before that is said; all waits in the spool meanwhile."),
     _seconds("--stop-timeout", 30.0, "How long to wait at the end until Kafka has everything."),
     _seconds("--once-idle", None, "Stop by itself when no batch came for that long."),
     _option(

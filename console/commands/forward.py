@@ -96,7 +96,8 @@ def forward(
     kafka = {**file.tables.get("kafka", {}), **environment.kafka_options(f"{key}={value}" for key, value in kafka_option)}
     servers = None if given.segments and not given.bootstrap_servers else find_bootstrap_servers(given.bootstrap_servers, folder)
     key = _key(given.key_file, given.key_epoch, folder)
-    if file.exposed and any(word in name for name in file.tables.get("kafka", {}) for word in ("password", "secret")):
+    holds_password = any(word in name for name in file.tables.get("kafka", {}) for word in ("password", "secret"))
+    if file.exposed and holds_password and child_rank is None:  # a child reads a copy that nobody else can open
         _say("the configuration file holds a password, and others than its owner can read it: chmod 600")
     if given.dp_size is not None and child_rank is None:
         _run_many(given, ctx.meta[ARGUMENTS], file, as_json)
