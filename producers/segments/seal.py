@@ -49,8 +49,11 @@ BATCHES_KEY = b"kvcensus.batches"
 NO_SEQ = 2**63 - 1
 """Stands on the refusal of a message whose number no batch can have."""
 
-_GROUP_ROWS = 16_384
-"""Rows turned into columns at a time: bounds the memory of a conversion to some 20 MB."""
+_CHUNK_ROWS = 1_024
+"""Rows turned into columns at a time. That is one step of the interpreter, and whoever runs beside this thread waits for it: some ms."""
+
+_GROUP_CHUNKS = 16
+"""Such chunks in a row group: bounds the memory of a conversion to some 20 MB."""
 
 _rows = msgspec.json.Decoder(Row)
 _dicts = msgspec.json.Decoder(dict[str, Any])
@@ -104,11 +107,10 @@ def convert(wal: Path) -> Path:
         with draft.open("wb") as file:
             # Checksums over the pages, so that a damaged file is refused and not misread.
             with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as writer, wal.open("rb") as source:
-                rows = _read_whole(wal, source)
-                while group := list(islice(rows, _GROUP_ROWS)):
-                    count += len(group)
-                    ranges.add(group)
-                    writer.write_batch(to_columns(group))
+                chunks = _chunks(_read_whole(wal, source), ranges)
+                while group := list(islice(chunks, _GROUP_CHUNKS)):
+                    count += sum(chunk.num_rows for chunk in group)
+                    writer.write_table(pa.Table.from_batches(group))
                 writer.add_key_value_metadata({BATCHES_KEY: _encoder.encode(ranges.as_list())})
             file.flush()
             os.fsync(file.fileno())
@@ -125,6 +127,12 @@ def convert(wal: Path) -> Path:
     fsync_folder(wal.parent)
     wal.unlink()
     return target
+
+
+def _chunks(rows: Iterator[Row], ranges: _Ranges) -> Iterator[Any]:
+    while chunk := list(islice(rows, _CHUNK_ROWS)):
+        ranges.add(chunk)
+        yield to_columns(chunk)
 
 
 def _read_whole(path: Path, source: Iterable[bytes]) -> Iterator[Row]:
