@@ -482,6 +482,9 @@ def test_an_orphan_of_theirs_proves_no_stretch(tmp_path: Path) -> None:
     assert kinds(messages) == ["declaration", "batch", "refusal", "batch", "refusal", "batch"]
     assert ingest.tally.orphans == 1
     assert all(row.observed_us == 0 for row in count(messages).rank_windows)
+    (path,) = tmp_path.iterdir()
+    path.rename(tmp_path / "seg-by-another-name.parquet")
+    assert ingested(tmp_path)[0] == messages
 
 
 def test_a_declaration_that_changes_is_told_again(tmp_path: Path) -> None:

@@ -72,9 +72,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class _Source:
-    """A segment by its header; ``first`` is the record behind that, if there is one."""
+    """A segment by its header; ``first`` is the record behind that, if there is one. ``digest`` is of the file's bytes."""
 
     path: Path
+    digest: bytes
     header: Row
     first: Row | None
 
@@ -138,7 +139,7 @@ class Ingest:
                 self._on_file(path)
                 continue
             known.add(digest)
-            sources.append(_Source(path, head[0], head[1] if len(head) > 1 else None))
+            sources.append(_Source(path, digest, head[0], head[1] if len(head) > 1 else None))
         return sorted(_grouped(sources), key=lambda run: run.order)
 
     def _refuse(self, path: Path, error: KvcensusError) -> None:
@@ -265,7 +266,7 @@ def _grouped(sources: Iterable[_Source]) -> Iterator[_Run]:
             continue
         first = source.first if source.first is not None else header
         observed = unshape.observed_at_ms(first)
-        name = f"{source.path.name.split('.')[0]}"
+        name = f"orphan-{source.digest[:8].hex()}"  # what it holds, and not how the file is called, is the same in every ingest
         yield _Run(name, [source], (first.at_ms if observed is None else observed, 0, name), sequenced=False, ours=False)
     for (incarnation, instance_id, dp_rank), of_run in runs.items():
         of_run.sort(key=lambda source: source.segment_seq)
