@@ -60,6 +60,25 @@ class Topics:
     def batches(self) -> list[records.RankMessage]:
         return [message for message in self.rank_messages if message.batch is not None]
 
+    def of(self, dp_rank: int) -> Topics:
+        """What is of one rank of ``chat``, told by the key."""
+        return Topics([raw for raw in self.raw if raw.key == f"chat/{dp_rank}".encode()])
+
+    def lives(self) -> dict[str, list[int]]:
+        """Numbers of the batches of each life, in order."""
+        found: dict[str, list[int]] = {}
+        for message in self.batches:
+            found.setdefault(message.life_id, []).append(message.seq)
+        return found
+
+    def losses(self) -> list[tuple[int, int]]:
+        """Ranges that were declared lost, in order."""
+        return [(message.loss.first_seq, message.loss.last_seq) for message in self.rank_messages if message.loss]
+
+    def resets(self) -> list[records.HolderReset]:
+        """In order."""
+        return [message.holder_reset for message in self.rank_messages if message.holder_reset]
+
     def seqs(self) -> list[int]:
         return [message.seq for message in self.batches]
 
@@ -144,9 +163,18 @@ def forward_all(settings: ForwarderConfig, engine: WireEngine, play: Callable[[R
         return run.finish()
 
 
-def everything(servers: str, outcome: Outcome) -> Topics:
-    """What the run left in Kafka: as many messages as were acknowledged."""
-    return read_topics(servers, lambda found: len(found.raw) >= outcome.delivered)
+def everything(servers: str, *outcomes: Outcome) -> Topics:
+    """What the runs left in Kafka: as many messages as were acknowledged."""
+    return read_topics(servers, lambda found: len(found.raw) >= sum(outcome.delivered for outcome in outcomes))
+
+
+def forward_until(settings: ForwarderConfig, batches: int, *meanwhile: Callable[[], object]) -> Outcome:
+    """Run a forwarder, do something ``meanwhile``, and stop it once it has taken so many batches in."""
+    with running(settings) as run:
+        for step in meanwhile:
+            step()
+        wait_for(lambda: run.forwarder.tally.batches >= batches, f"{batches} batches")
+        return run.finish()
 
 
 def command(*arguments: str, **environ: str) -> subprocess.Popen[str]:
