@@ -46,6 +46,14 @@ class Snapshot:
     publisher_restarts: int = 0
     delivered_messages: int = 0
     spool_dropped_batches: int = 0
+    spool_faults: int = 0
+    spool_unreadable_bytes: int = 0
+    spool_vanished_messages: int = 0
+    identities_not_written: int = 0
+    segment_records: int = 0
+    segments_sealed: int = 0
+    segments_dropped: int = 0
+    segment_batches_refused: int = 0
     scrapes: int = 0
     scrapes_failed: int = 0
     spool_bytes: int | None = None
@@ -74,6 +82,14 @@ _COUNTERS: dict[str, str] = {
     "publisher_restarts": "Engine restarts seen.",
     "delivered_messages": "Messages that Kafka acknowledged.",
     "spool_dropped_batches": "Batches that the spool's bound forced out, declared lost.",
+    "spool_faults": "Times that the spool's disk began to refuse.",
+    "spool_unreadable_bytes": "Bytes of the spool that could not be read at the start: cut short or damaged.",
+    "spool_vanished_messages": "Messages that were written to the spool and could not be read again.",
+    "identities_not_written": "Identities that the disk did not take: a successor does not know them.",
+    "segment_records": "Records written to segments.",
+    "segments_sealed": "Segments sealed.",
+    "segments_dropped": "Segments that gave way to the bound on their disk.",
+    "segment_batches_refused": "Batches that the segments' disk did not take, declared lost in the segments.",
     "scrapes": "Pages read of the engine's metrics.",
     "scrapes_failed": "Pages of the engine's metrics that could not be read.",
 }

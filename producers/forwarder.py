@@ -9,7 +9,6 @@ wherever this process ends, and asks the engine for what came since.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 import time
@@ -17,16 +16,16 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from producers import checkpoint
+from producers.account import Account
 from producers.checkpoint import Checkpoint
-from producers.config import ForwarderConfig, forwarder_version
+from producers.config import ForwarderConfig
 from producers.continuity import Arrival
 from producers.delivery import Delivery
 from producers.engine_metrics import MetricsError
-from producers.exporter import Exporter, Snapshot
+from producers.exporter import Exporter
 from producers.lane import Lane
 from producers.outlet import Outlet
 from producers.ranks import Ranks, usable_positions
@@ -129,8 +128,11 @@ class _Run:
         self._scraper = (
             stack.enter_context(Scraper(config.metrics_url, config.dp_rank, config.metrics_interval)) if config.metrics_url else None
         )
+        self._account = Account(
+            config, forwarder.incarnation, lanes, self._subscription, spool=self._spool, outlet=self._outlet, scraper=self._scraper
+        )
         if config.metrics_listen is not None:
-            exporter = stack.enter_context(Exporter(self._snapshots, *config.metrics_listen))
+            exporter = stack.enter_context(Exporter(self._account.snapshots, *config.metrics_listen))
             forwarder.metrics_url = exporter.url
 
     def run(self, stop: threading.Event) -> Outcome:
@@ -274,7 +276,7 @@ class _Run:
                     record = scrape.record(self._config.instance_id, dp_rank, lane.stream.life_id, self._forwarder.incarnation)
                 except MetricsError:  # counted by the scraper where it is the one rank asked for
                     continue
-                self._entries.append(Entry(topics.ENGINE_METRICS.name, lane.key.encode(), codec.encode(record), "droppable"))
+                self._entries.append(lane.take_metrics(record))
 
     def _put(self, messages: Iterable[records.RankMessage]) -> None:
         """Take up ``messages``; a rank's first is followed by the lifecycle record that says that this run began with it."""
@@ -288,7 +290,7 @@ class _Run:
                 self._started.add(dp_rank)
                 opening = 1
                 self._entries += lane.take(own[:opening])
-                self._entries.append(lane.take_lifecycle(self._lifecycle("start", dp_rank, lane, None, first=len(self._started) == 1)))
+                self._entries.append(lane.take_lifecycle(self._account.lifecycle("start", dp_rank)))
             self._entries += lane.take(own[opening:])
 
     def _commit(self) -> None:
@@ -310,107 +312,9 @@ class _Run:
     # -- what is told
 
     def _put_lifecycle(self, kind: Literal["start", "heartbeat", "stop"], reason: str | None = None) -> None:
-        """A lifecycle record of each rank.
-
-        What came in and was no batch, or was too large for Kafka, is counted as refused by the first rank of the socket.
-        """
-        for place, (dp_rank, lane) in enumerate(self._lanes.items()):
-            self._entries.append(lane.take_lifecycle(self._lifecycle(kind, dp_rank, lane, reason, first=place == 0)))
-
-    def _lifecycle(
-        self, kind: Literal["start", "heartbeat", "stop"], dp_rank: int, lane: Lane, reason: str | None, *, first: bool
-    ) -> records.Lifecycle:
-        config, tally, subscription, spool = self._config, lane.tally, self._subscription, self._spool
-        counters, resolved = lane.stream.counters, lane.resolver.counters
-        malformed = subscription.malformed if first else 0
-        large = self._outlet.too_large if self._outlet is not None and first else 0
-        declared, more = lane.declared.take()
-        return records.Lifecycle(
-            kind=kind,
-            instance_id=config.instance_id,
-            dp_rank=dp_rank,
-            life_id=lane.stream.life_id,
-            incarnation=self._forwarder.incarnation,
-            at_ms=_now_ms(),
-            batches=tally.batches,
-            blocks_stored=tally.blocks_stored,
-            blocks_removed=tally.blocks_removed,
-            unresolved_blocks=tally.unresolved_blocks,
-            unknown_events=tally.unknown_events,
-            refused=tally.refused + malformed + large,
-            lost=tally.lost,
-            duplicates=counters.duplicates,
-            replayed=subscription.continuity.counters.replayed,
-            publisher_restarts=tally.publisher_restarts,
-            canary=config.key.canary,
-            key_epoch=config.key.epoch,
-            reason=reason,
-            forwarder_version=forwarder_version(),
-            endpoint=config.endpoint,
-            msgs_seen=subscription.messages,
-            oversized=counters.oversized,
-            malformed=malformed,
-            too_large=large,
-            events_ingested=counters.events,
-            identity_conflicts=resolved.identity_conflicts,
-            shared_contents=resolved.shared_contents,
-            content_bridge_entries=len(lane.resolver),
-            content_bridge_evicted=resolved.bridge_evictions,
-            rank_mismatches=counters.rank_mismatches,
-            connections=subscription.connections,
-            spool_bytes=spool.bytes,
-            spool_messages=spool.messages,
-            spool_dropped=spool.dropped_batches,
-            scrapes=self._scraper.scrapes if self._scraper is not None else None,
-            scrapes_failed=self._scraper.failed if self._scraper is not None else None,
-            rss_bytes=_resident_bytes(),
-            last_message_at_ms=subscription.last_message_at_ms,
-            heartbeat_ms=round(config.heartbeat * 1_000),
-            staleness_ms=round(config.staleness * 1_000),
-            declared=declared,
-            declared_more=more,
-        )
-
-    def _snapshots(self) -> list[Snapshot]:
-        """What the own metrics show; called from the exporter's threads."""
-        config, subscription = self._config, self._subscription
-        shown = []
-        for place, (dp_rank, lane) in enumerate(list(self._lanes.items())):
-            tally, counters, position = lane.tally, lane.stream.counters, lane.stream.position
-            shown.append(
-                Snapshot(
-                    config.instance_id,
-                    dp_rank,
-                    version=forwarder_version(),
-                    incarnation=self._forwarder.incarnation,
-                    batches=tally.batches,
-                    blocks_stored=tally.blocks_stored,
-                    blocks_removed=tally.blocks_removed,
-                    events=counters.events,
-                    unresolved_blocks=tally.unresolved_blocks,
-                    unknown_events=tally.unknown_events,
-                    refused=tally.refused + (subscription.malformed if place == 0 else 0),
-                    oversized=counters.oversized,
-                    malformed=subscription.malformed if place == 0 else 0,
-                    lost_batches=tally.lost,
-                    duplicates=counters.duplicates,
-                    replayed_batches=subscription.continuity.counters.replayed,
-                    publisher_restarts=tally.publisher_restarts,
-                    delivered_messages=self._outlet.delivered if self._outlet is not None and place == 0 else 0,
-                    spool_dropped_batches=self._spool.dropped_batches if place == 0 else 0,
-                    scrapes=self._scraper.scrapes if self._scraper is not None else 0,
-                    scrapes_failed=self._scraper.failed if self._scraper is not None else 0,
-                    spool_bytes=self._spool.bytes,
-                    spool_messages=self._spool.messages,
-                    undelivered=self._outlet.in_flight if self._outlet is not None else None,
-                    last_message_at_ms=subscription.last_message_at_ms,
-                    engine_time_us=position.newest_us or None,
-                    bridge_blocks=len(lane.resolver),
-                    connected=subscription.connected,
-                    kafka_up=self._outlet.up if self._outlet is not None else None,
-                )
-            )
-        return shown
+        """A lifecycle record of each rank."""
+        for dp_rank, lane in self._lanes.items():
+            self._entries.append(lane.take_lifecycle(self._account.lifecycle(kind, dp_rank, reason)))
 
 
 def too_large(value: bytes) -> bytes:
@@ -419,14 +323,6 @@ def too_large(value: bytes) -> bytes:
     message.batch = None
     message.refusal = records.Refusal(reason="message too large for Kafka", payload_bytes=len(value))
     return codec.encode(message)
-
-
-def _resident_bytes() -> int | None:
-    """Resident memory of this process, where the system tells."""
-    try:
-        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _now_ms() -> int:

@@ -17,7 +17,7 @@ from producers.segments.writer import SegmentWriter, rank_folder
 from producers.stream import Position, RankStream
 from producers.tally import DeclaredLog, Tally
 from schemas import codec, records, topics
-from schemas.records import Lifecycle, RankMessage, rank_key
+from schemas.records import EngineMetrics, Lifecycle, RankMessage, rank_key
 
 logger = logging.getLogger("kvcensus.forwarder")
 
@@ -93,6 +93,12 @@ class Lane:
             self.segments.write([record])
         return Entry(topics.LIFECYCLE.name, self.key.encode(), codec.encode(record), "droppable")
 
+    def take_metrics(self, record: EngineMetrics) -> Entry:
+        """The same for a scrape."""
+        if self.segments is not None:
+            self.segments.write([record])
+        return Entry(topics.ENGINE_METRICS.name, self.key.encode(), codec.encode(record), "droppable")
+
     def tick(self) -> None:
         """Do what is due by the clock."""
         if self.segments is not None:
@@ -104,6 +110,11 @@ class Lane:
             self._journal.close()
         if self.segments is not None:
             self.segments.close()
+
+    @property
+    def identities_not_written(self) -> int:
+        """Identities that the disk did not take: a successor will not know them."""
+        return self._journal.skipped if self._journal is not None else 0
 
     def _open_journal(self, folder: Path, dp_rank: int) -> BridgeJournal:
         journal = BridgeJournal(folder / f"bridge-{dp_rank}.journal", self._journal_scope())

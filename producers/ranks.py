@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
 from producers import wire
 from producers.continuity import Arrival
 from producers.numbering import MAX_RANKS, read_rank
@@ -191,13 +189,3 @@ def usable_positions(dp_rank: int | None, positions: Mapping[int, Position]) -> 
     if dp_rank is None:
         return {name: position for name, position in positions.items() if position.wire_rank in (None, name)}
     return dict(positions) if dp_rank in positions else {}
-
-
-def encode_positions(positions: Mapping[int, Position]) -> bytes:
-    """Positions as JSON, to be kept in a file."""
-    return msgspec.json.encode(positions)
-
-
-def decode_positions(data: bytes) -> dict[int, Position]:
-    """What :func:`encode_positions` made. Raises ``msgspec.DecodeError`` for anything else."""
-    return msgspec.json.decode(data, type=dict[int, Position])

@@ -136,8 +136,8 @@ class RankMessage(msgspec.Struct, gc=False):
 
     ``seq`` is the engine's own number for a batch or refusal; on other messages, the number the next batch of this
     life is expected to carry. ``skipped`` is how many numbers right before ``seq`` belong to other ranks that the engine numbers
-    together with this one: they are not missing (on a loss: how many within its range). ``at_us`` is the batch's engine time; on other messages, the engine time last
-    seen (0: none).
+    together with this one: they are not missing (on a loss: how many within its range). ``at_us`` is the batch's engine time; on
+    other messages, the engine time last seen (0: none).
     (rank, ``life_id``, ``seq``) names a batch for good.
     """
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from producers import wire
+from producers import checkpoint, wire
 from producers.continuity import Arrival
 from producers.identity import Identity, IdentityKey
 from producers.numbering import MAX_RANKS, SocketOrder, read_rank
-from producers.ranks import OTHER_ENGINE, Ranks, decode_positions, encode_positions
+from producers.ranks import OTHER_ENGINE, Ranks
 from producers.resolver import RankResolver
 from producers.stream import Position, RankStream
 from schemas import codec
@@ -27,6 +27,13 @@ DECLARATION = Declaration("unlabelled", "per_copy")
 BROKEN = b"\xc1"
 TIMEOUT = 5.0
 _lives = itertools.count()
+
+
+def kept_over_an_end(positions: dict[int, Position]) -> dict[int, Position]:
+    """Positions as another process gets them."""
+    kept = checkpoint.decode(checkpoint.encode(checkpoint.Checkpoint(b"", positions)))
+    assert kept is not None
+    return kept.positions
 
 
 def make(dp_rank: int, position: Position | None) -> RankStream:
@@ -136,7 +143,7 @@ def test_no_more_ranks_than_can_be_kept() -> None:
 def test_names_and_places_outlive_the_process() -> None:
     ranks = Ranks(make, dp_rank=3)
     feed(ranks, arrival(0, 1, 0), arrival(5, 2, 1, shared=False), arrival(1, 3, 0))
-    kept = decode_positions(encode_positions(ranks.positions))
+    kept = kept_over_an_end(ranks.positions)
     assert kept == ranks.positions
     again = Ranks(make, dp_rank=3, positions=kept)
     assert [line[0] for line in brief(again.start(1))] == [1, 3]
@@ -402,7 +409,7 @@ class Socket:
     def stop(self) -> None:
         """End, and start again from what was kept; what waited is forgotten."""
         self.received = [name for name in self.received if name in self.sent]
-        self.resume(decode_positions(encode_positions(self.streams.positions)))
+        self.resume(kept_over_an_end(self.streams.positions))
 
     def publish(self, rank: int, heard: bool) -> None:
         self.clock += 1
@@ -581,4 +588,4 @@ def test_whatever_comes_is_taken_or_declared(frames: list[tuple[str, int, bytes]
     for each in came_out:
         for message in ranks.feed(each):
             assert codec.decode(codec.encode(message), RankMessage) == message
-    assert Ranks(make, dp_rank=configured, positions=decode_positions(encode_positions(ranks.positions))).positions == ranks.positions
+    assert Ranks(make, dp_rank=configured, positions=kept_over_an_end(ranks.positions)).positions == ranks.positions

@@ -6,14 +6,14 @@ What follows for a rank's messages is tested with them, where it takes an engine
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
 
 from producers.continuity import Arrival
 from producers.identity import Identity, IdentityKey
-from producers.ranks import Ranks, decode_positions, encode_positions
+from producers.ranks import Ranks
 from producers.resolver import RankResolver
 from producers.stream import Position, RankStream
 from producers.subscription import MalformedError, Subscription, check_endpoint, parse_live, parse_replay
@@ -242,11 +242,11 @@ KEY = IdentityKey(bytes(range(32)), bytes(32))
 
 
 class Follower:
-    """A forwarder's first half: a subscription and the ranks on it. Its places outlive it as bytes."""
+    """A forwarder's first half: a subscription and the ranks on it. Its places outlive it."""
 
-    def __init__(self, engine: WireEngine, kept: bytes = b"{}", *, replay_timeout: float = PATIENCE) -> None:
+    def __init__(self, engine: WireEngine, kept: Mapping[int, Position] | None = None, *, replay_timeout: float = PATIENCE) -> None:
         self.started_us: int | None = None
-        self.ranks = Ranks(self._make, positions=decode_positions(kept))
+        self.ranks = Ranks(self._make, positions=kept)
         self._attached = attached(engine, replay_timeout=replay_timeout, positions=self.ranks.positions.values())
         self.subscription = self._attached.__enter__()
 
@@ -273,14 +273,14 @@ class Follower:
         """The messages until the batch of number ``seq``, a rank's or the socket's."""
         return self.take(lambda got: bool(got) and any(message.batch is not None and message.seq == seq for message in got))
 
-    def end(self) -> bytes:
+    def end(self) -> dict[int, Position]:
         """End; the places."""
         self._attached.__exit__(None, None, None)
-        return encode_positions(self.ranks.positions)
+        return self.ranks.positions
 
 
 @contextmanager
-def following(engine: WireEngine, kept: bytes = b"{}", *, replay_timeout: float = PATIENCE) -> Iterator[Follower]:
+def following(engine: WireEngine, kept: Mapping[int, Position] | None = None, *, replay_timeout: float = PATIENCE) -> Iterator[Follower]:
     follower = Follower(engine, kept, replay_timeout=replay_timeout)
     try:
         yield follower
@@ -288,7 +288,7 @@ def following(engine: WireEngine, kept: bytes = b"{}", *, replay_timeout: float 
         follower.end()
 
 
-def kept_after(engine: WireEngine, batches: int) -> bytes:
+def kept_after(engine: WireEngine, batches: int) -> dict[int, Position]:
     """Follow ``batches`` batches and end; the places."""
     follower = Follower(engine)
     engine.publish(batches)
@@ -336,7 +336,7 @@ def test_started_again_it_goes_on_where_it_ended() -> None:
             got = follower.until(8)
             assert lines(got) == batches(4, 8)
             assert engine.questions[-1] == 3
-            assert {message.life_id for message in got} == {decode_positions(kept)[0].life_id}
+            assert {message.life_id for message in got} == {kept[0].life_id}
 
 
 @pytest.mark.parametrize("published_before_we_are_back", [1, 3, 9])
@@ -350,7 +350,7 @@ def test_an_engine_that_restarted_while_we_were_down(published_before_we_are_bac
             engine.publish(1)
             got = follower.until(published_before_we_are_back)
             assert lines(got) == [("reset", 0), *batches(0, published_before_we_are_back)]
-            assert decode_positions(kept)[0].life_id not in {message.life_id for message in got}
+            assert kept[0].life_id not in {message.life_id for message in got}
 
 
 def test_a_buffer_that_no_longer_reaches_back_to_where_we_ended() -> None:

@@ -165,7 +165,8 @@ class Pipeline:
             name = rank_key(rank.instance_id, rank.dp_rank)
             # What `kvcensus simulate` tells people to type, but for the program's name.
             arguments = [*forward_command(rank)[1:], "--bootstrap-servers", servers, "--key-file", str(key)]
-            arguments += ["--data-dir", str(self.folder.path)]
+            # Broker and engines are this demo's own and gone with it: what a spool kept would belong to nobody.
+            arguments += ["--data-dir", str(self.folder.path), "--no-spool"]
             self._children.start(_FORWARDERS + name, arguments, self.folder.log(f"forward-{name}"))
 
     def _attached(self) -> int:

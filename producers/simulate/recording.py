@@ -43,7 +43,7 @@ def _lives(frames: Iterable[capture.Frame]) -> Iterator[SourceBatch]:
     sent: dict[int, bytes] = {}
     for frame in frames:
         try:
-            at_us = wire.decode(frame.payload).at_us
+            at_us = wire.micros(wire.timestamp(frame.payload))
         except wire.WireError:
             # Served like any other: refusing it is the reader's part. It stands at the time of the one before it.
             at_us = at_us or round(frame.received_at_s * 1_000_000)
