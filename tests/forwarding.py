@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,15 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from console.broker import start_broker
 from console.topic_admin import create_topics
+from producers import checkpoint, spool_files
 from producers.forwarder import Forwarder, ForwarderConfig, Outcome
 from producers.identity import ephemeral_key
 from schemas import codec, records, topics
@@ -26,6 +29,9 @@ from tests.wire_engine import WireEngine
 
 PATIENCE = 60.0
 """Longest wait of a test for anything, in seconds: only a test that fails waits so long."""
+
+_TOPICS = (topics.BATCHES.name, topics.LIFECYCLE.name, topics.ENGINE_METRICS.name)
+_MARK = b"mark"
 
 
 @dataclass
@@ -89,22 +95,28 @@ def read_topics(servers: str, enough: Callable[[Topics], bool]) -> Topics:
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "forwarder-test", "enable.auto.commit": False})
     try:
         known = consumer.list_topics(timeout=20).topics
-        consumer.assign(
-            [
-                TopicPartition(name, partition, OFFSET_BEGINNING)
-                for name in (topics.BATCHES.name, topics.LIFECYCLE.name, topics.ENGINE_METRICS.name)
-                for partition in known[name].partitions
-            ]
-        )
+        consumer.assign([TopicPartition(name, partition, OFFSET_BEGINNING) for name in _TOPICS for partition in known[name].partitions])
         deadline = time.monotonic() + PATIENCE
         while not enough(found):
-            assert time.monotonic() < deadline, f"{len(found.raw)} messages: {found.seqs()}"
+            assert time.monotonic() < deadline, f"{len(found.raw)} messages, and they are not enough"
             message = consumer.poll(0.2)
             if message is not None and message.error() is None:
                 found.raw.append(Raw(message.topic() or "", message.partition() or 0, message.key() or b"", message.value() or b""))
     finally:
         consumer.close()
     return found
+
+
+def read_whole(servers: str) -> Topics:
+    """All that is on a forwarder's topics now, known by a mark behind it: brokers do not agree on where a partition ends."""
+    producer = Producer({"bootstrap.servers": servers})
+    known = producer.list_topics(timeout=20).topics
+    places = [(name, partition) for name in _TOPICS for partition in known[name].partitions]
+    for name, partition in places:
+        producer.produce(name, b"", _MARK, partition)
+    assert producer.flush(PATIENCE) == 0
+    found = read_topics(servers, lambda found: sum(raw.key == _MARK for raw in found.raw) == len(places))
+    return Topics([raw for raw in found.raw if raw.key != _MARK])
 
 
 def config(engine: WireEngine, servers: str | None, **changes: Any) -> ForwarderConfig:
@@ -189,6 +201,44 @@ def command(*arguments: str, **environ: str) -> subprocess.Popen[str]:
     )
 
 
+def command_for(settings: ForwarderConfig, key_file: Path, *options: str) -> subprocess.Popen[str]:
+    """A forwarder told much the same as ``settings`` (sockets, Kafka, spool, segments), with the key in ``key_file``."""
+    given = {
+        "--replay-endpoint": settings.replay_endpoint,
+        "--bootstrap-servers": settings.bootstrap_servers,
+        "--spool-dir": settings.spool,
+        "--segments": settings.segments,
+    }
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return command(
+        *("--instance", settings.instance_id, "--dp-rank", str(settings.dp_rank), "--endpoint", settings.endpoint, *words),
+        *("--key-file", str(key_file), "--data-dir", str(key_file.parent), *options),
+        KVCENSUS_BOOTSTRAP_SERVERS="",
+    )
+
+
+@contextmanager
+def killed(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is killed in the end, at once and without a word."""
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def taken_in(folder: Path, dp_rank: int = 0) -> int:
+    """The number that the forwarder on this spool expects next, as its newest file says; 0 if it says nothing."""
+    paths = spool_files.paths(folder) if folder.exists() else []
+    for path in reversed(paths):
+        with suppress(FileNotFoundError):  # it may be gone already
+            written = spool_files.parse(path.read_bytes()).checkpoint
+            found = checkpoint.decode(written) if written else None
+            position = found.positions.get(dp_rank) if found else None
+            return (position.next_seq or 0) if position else 0
+    return 0
+
+
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Exit code, output and errors of a command, once it has ended."""
     out, err = process.communicate(timeout=PATIENCE)
@@ -219,3 +269,26 @@ def frozen_kafka_and_stopping_command(tmp_path: Path, *options: str) -> Iterator
         finally:
             process.kill()
             os.kill(broker.pid, signal.SIGCONT)
+
+
+def chained(count: int, name: Callable[[int], int | bytes], generator: random.Random) -> list[bytes]:
+    """Batches in which every run goes on from a block stored earlier, or at the root; some blocks are removed, and some come again."""
+    stored: list[tuple[int | bytes, int | bytes | None, list[int]]] = []
+    payloads = []
+    for seq in range(count):
+        parent = generator.choice(stored)[0] if stored and generator.random() < 0.8 else None
+        events: list[dict[str, Any]] = []
+        names = [name(4 * seq + place) for place in range(generator.randint(1, 3))]
+        tokens = [generator.randrange(150_000) for _ in range(16 * len(names))]
+        runs = [(names, parent, tokens)]
+        if stored and generator.random() < 0.3:
+            again = generator.choice(stored)
+            events.append({"type": "BlockRemoved", "block_hashes": [again[0]], "medium": "GPU"})
+            runs.append(([again[0]], again[1], again[2]))
+        for hashes, before, ids in runs:
+            run = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": before, "token_ids": ids, "block_size": 16}
+            events.append(run)
+        for place, one in enumerate(names):
+            stored.append((one, names[place - 1] if place else parent, tokens[16 * place : 16 * (place + 1)]))
+        payloads.append(msgspec.msgpack.encode([1_700_000_000 + seq / 100, events, 0]))
+    return payloads

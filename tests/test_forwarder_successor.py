@@ -8,9 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from console.broker import start_broker
@@ -22,7 +20,7 @@ from producers.spool import Spool
 from producers.stream import RankStream
 from schemas import records
 from schemas.errors import KvcensusError
-from tests.forwarding import Topics, command, config, ended, everything, forward_until, read_topics, running, wait_for
+from tests.forwarding import Topics, chained, command_for, config, ended, everything, forward_until, killed, read_topics, running, wait_for
 from tests.kafka import Kafka
 from tests.metrics_page import MetricsPage, vllm_page
 from tests.wire_engine import WireEngine, quiet_port
@@ -85,29 +83,6 @@ def test_what_a_forwarder_could_not_deliver_goes_out_before_what_its_successor_t
 # -- identities
 
 
-def chained(count: int, name: Callable[[int], int | bytes], generator: random.Random) -> list[bytes]:
-    """Batches in which every run goes on from a block stored earlier, or at the root; some blocks are removed, and some come again."""
-    stored: list[tuple[int | bytes, int | bytes | None, list[int]]] = []
-    payloads = []
-    for seq in range(count):
-        parent = generator.choice(stored)[0] if stored and generator.random() < 0.8 else None
-        events: list[dict[str, Any]] = []
-        names = [name(4 * seq + place) for place in range(generator.randint(1, 3))]
-        tokens = [generator.randrange(150_000) for _ in range(16 * len(names))]
-        runs = [(names, parent, tokens)]
-        if stored and generator.random() < 0.3:
-            again = generator.choice(stored)
-            events.append({"type": "BlockRemoved", "block_hashes": [again[0]], "medium": "GPU"})
-            runs.append(([again[0]], again[1], again[2]))
-        for hashes, before, ids in runs:
-            run = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": before, "token_ids": ids, "block_size": 16}
-            events.append(run)
-        for place, one in enumerate(names):
-            stored.append((one, names[place - 1] if place else parent, tokens[16 * place : 16 * (place + 1)]))
-        payloads.append(msgspec.msgpack.encode([1_700_000_000 + seq / 100, events, 0]))
-    return payloads
-
-
 def undisturbed(payloads: list[bytes], key: IdentityKey) -> list[records.Batch | None]:
     """What one forwarder makes of them that sees all of them."""
     stream = RankStream("chat", 0, RankResolver(Identity(key, None), key), records.Declaration("unlabelled", "per_copy"), "run")
@@ -128,12 +103,8 @@ def test_identities_outlive_a_stop_and_a_kill(kafka: Kafka, tmp_path: Path, name
         send(0, 100)
         forward_until(settings, 100)
         send(100, 200)
-        process = forwarder_command(settings, tmp_path)
-        try:
+        with killed(command_for(settings, tmp_path / "key")):
             read_topics(kafka.bootstrap_servers, lambda found: len(found.batches) == 200)
-        finally:
-            process.kill()
-            process.communicate()
         send(200, 300)
         forward_until(settings, 100)
         found = read_topics(kafka.bootstrap_servers, lambda found: len(found.batches) >= 300)
@@ -141,16 +112,6 @@ def test_identities_outlive_a_stop_and_a_kill(kafka: Kafka, tmp_path: Path, name
     assert all(batch is not None and batch.unresolved_blocks == 0 for batch in expected)
     assert [message.batch for message in found.batches] == expected
     assert len(found.lives()) == 1
-
-
-def forwarder_command(settings: ForwarderConfig, tmp_path: Path, *options: str) -> Any:
-    """A forwarder told the same as ``settings`` in a process of its own; its key is in ``tmp_path``."""
-    replay = ("--replay-endpoint", settings.replay_endpoint) if settings.replay_endpoint else ()
-    return command(
-        *("--instance", "chat", "--dp-rank", "0", "--endpoint", settings.endpoint, *replay),
-        *("--bootstrap-servers", str(settings.bootstrap_servers), "--spool-dir", str(settings.spool)),
-        *("--key-file", str(tmp_path / "key"), "--data-dir", str(tmp_path), "--no-metrics", *options),
-    )
 
 
 # -- another engine life
@@ -248,7 +209,7 @@ def test_a_second_forwarder_on_the_same_spool_is_refused_in_one_line(tmp_path: P
         settings = config(engine, "127.0.0.1:9", spool=tmp_path / "spool", stop_timeout=0.1)
         with running(settings):
             engine.wait_subscribed()
-            code, out, err = ended(forwarder_command(settings, tmp_path))
+            code, out, err = ended(command_for(settings, tmp_path / "key"))
             with pytest.raises(KvcensusError, match="another forwarder uses the spool folder"):
                 Forwarder(settings).run(threading.Event())
     assert (code, out) == (1, "")
@@ -288,9 +249,9 @@ def full_spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings = config(engine, f"127.0.0.1:{quiet_port()}", spool=folder, key=KEY, stop_timeout=0.1)
         with running(settings) as run:
             engine.wait_subscribed()
-            for batches in range(1, 51):  # an append for each
+            while run.forwarder.tally.batches < 50:  # an append for each
                 engine.publish(1)
-                wait_for(lambda: run.forwarder.tally.batches == batches, "a batch")
+                wait_for(lambda: run.forwarder.tally.batches == engine.next_seq, "a batch")
             run.finish()
     return folder
 
