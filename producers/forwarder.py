@@ -44,6 +44,8 @@ logger = logging.getLogger("kvcensus.forwarder")
 
 _SLICE = 500
 """Most batches turned into messages before the sockets are looked at again."""
+_SLICE_SHARE = 64
+"""Nor more payload at once than this part of the spool's bound: what goes in at once is forced out at once, and it is the newest."""
 _IDLE_WAIT = 0.1
 _DRAIN_SECONDS = 1.0
 _SYNC_SECONDS = 1.0
@@ -253,8 +255,12 @@ class _Run:
     def _feed(self, ready: deque[Arrival]) -> None:
         """Turn some batches into messages."""
         messages: list[records.RankMessage] = []
+        room = self._config.spool_bytes // _SLICE_SHARE
         for _ in range(min(_SLICE, len(ready))):
+            if room < 0:
+                break
             arrival = ready.popleft()
+            room -= len(arrival.payload)
             if arrival.reconnected and self._scraper is not None:
                 started_us = self._scraper.process_started_us(time.monotonic(), _SCRAPE_PATIENCE)
                 if started_us is not None:
