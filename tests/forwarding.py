@@ -271,8 +271,8 @@ def frozen_kafka_and_stopping_command(tmp_path: Path, *options: str) -> Iterator
             os.kill(broker.pid, signal.SIGCONT)
 
 
-def chained(count: int, name: Callable[[int], int | bytes], generator: random.Random) -> list[bytes]:
-    """Batches in which every run goes on from a block stored earlier, or at the root; some blocks are removed, and some come again."""
+def chained(count: int, name: Callable[[int], int | bytes], generator: random.Random, at: int = 1_700_000_000) -> list[bytes]:
+    """Batches from second ``at`` on, whose runs go on from blocks stored earlier or begin at the root; some blocks come again."""
     stored: list[tuple[int | bytes, int | bytes | None, list[int]]] = []
     payloads = []
     for seq in range(count):
@@ -290,5 +290,5 @@ def chained(count: int, name: Callable[[int], int | bytes], generator: random.Ra
             events.append(run)
         for place, one in enumerate(names):
             stored.append((one, names[place - 1] if place else parent, tokens[16 * place : 16 * (place + 1)]))
-        payloads.append(msgspec.msgpack.encode([1_700_000_000 + seq / 100, events, 0]))
+        payloads.append(msgspec.msgpack.encode([at + seq / 100, events, 0]))
     return payloads

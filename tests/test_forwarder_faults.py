@@ -90,27 +90,34 @@ def once(found: Topics) -> list[records.RankMessage]:
 
 def test_killed_again_and_again_while_kafka_freezes_now_and_then_nothing_is_lost(tmp_path: Path, key_file: Path) -> None:
     generator = random.Random(3)
+    folder = tmp_path / "spool"
     with start_broker(None, tmp_path / "broker") as broker, WireEngine() as engine:
         create_topics(broker.bootstrap_servers)
-        settings = config(engine, broker.bootstrap_servers, spool=tmp_path / "spool")
+        settings = config(engine, broker.bootstrap_servers, spool=folder)
         try:
             with publishing(engine):
                 for turn in range(10):
                     if turn in (2, 6):
                         os.kill(broker.pid, signal.SIGSTOP)
                     asked = len(engine.questions)
-                    with killed(command_for(settings, key_file, "--no-metrics")):
-                        wait_for(lambda: len(engine.questions) > asked, "a forwarder that asks")  # noqa: B023
+                    with killed(command_for(settings, key_file, "--no-metrics")) as process:
+                        if turn % 3 == 1:
+                            wait_for(lambda: holder(folder) == process.pid, "a forwarder that takes up its spool")
+                        else:
+                            wait_for(lambda: len(engine.questions) > asked, "a forwarder that asks")  # noqa: B023
                         if turn == 4:
                             os.kill(broker.pid, signal.SIGSTOP)
                         time.sleep(generator.uniform(0, 0.3))  # whatever it is doing then
+                        if turn == 5:
+                            process.terminate()
+                            time.sleep(generator.uniform(0, 0.1))
                     if turn in (3, 4, 6):
                         os.kill(broker.pid, signal.SIGCONT)
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         last = replace(settings, key=load_or_create_key(key_file)[0])
         with running(last) as run:
-            wait_for(lambda: taken_in(tmp_path / "spool") == engine.next_seq, "everything")
+            wait_for(lambda: taken_in(folder) == engine.next_seq, "everything")
             assert run.finish().undelivered == 0
         found = read_whole(broker.bootstrap_servers)
     assert engine.next_seq > 500
@@ -119,6 +126,46 @@ def test_killed_again_and_again_while_kafka_freezes_now_and_then_nothing_is_lost
     assert found.losses() == []
     assert found.resets() == []
     assert len({message.incarnation for message in found.batches}) > 2
+
+
+def holder(folder: Path) -> int:
+    """The process that uses this spool, or did last; 0 before any."""
+    path = folder / "lock"
+    return int(path.read_text() or 0) if path.exists() else 0
+
+
+def test_killed_around_restarts_of_the_engine_each_life_is_told_once(kafka: Kafka, tmp_path: Path, key_file: Path) -> None:
+    generator = random.Random(4)
+    folder, key = tmp_path / "spool", load_or_create_key(key_file)[0]
+    lives = [chained(400, lambda n: n + 1, generator, at=1_700_000_000 + 1_000 * life) for life in range(4)]
+    with WireEngine() as engine:
+        settings = config(engine, kafka.bootstrap_servers, spool=folder, key=key)
+        for life, payloads in enumerate(lives):
+            with killed(command_for(settings, key_file, "--no-metrics")):
+                if life:
+                    engine.restart()
+                engine.wait_subscribed()
+                for body in payloads[:300]:
+                    engine.send(body)
+                time.sleep(generator.uniform(0, 0.1))  # whatever it is doing then
+            for body in payloads[300:]:
+                engine.send(body, missed=True)
+            if life % 2:  # else it goes on in the next life, and the end of this one was never known
+                forward_until(settings, 100)
+        forward_until(settings, 0, lambda: wait_for(lambda: taken_in(folder) == 400, "everything"))
+        found = read_whole(kafka.bootstrap_servers)
+    told: dict[str, list[records.RankMessage]] = {}
+    for message in once(found):
+        told.setdefault(message.life_id, []).append(message)
+    assert list(dict.fromkeys(message.life_id for message in found.rank_messages if message.holder_reset)) == list(told)[1:]
+    numbers = [round(messages[0].at_us / 1_000_000 - 1_700_000_000) // 1_000 for messages in told.values()]
+    assert numbers == sorted({1, 3, *numbers})  # of a life whose forwarder was killed at once nobody may know
+    for messages, number in zip(told.values(), numbers, strict=True):
+        expected = undisturbed(lives[number], key, settings.declaration(), "")[1:]
+        assert [message.seq for message in messages] == list(range(len(messages)))
+        assert [message.batch for message in messages] == [message.batch for message in expected[: len(messages)]]
+        assert len(messages) == 400 or not number % 2
+    assert found.losses() == []
 
 
 def test_only_what_replay_could_not_return_is_lost_by_a_kill(kafka: Kafka, tmp_path: Path, key_file: Path) -> None:
@@ -162,16 +209,18 @@ def test_what_a_full_spool_forces_out_is_the_oldest_and_declared(tmp_path: Path)
         settings = config(engine, f"127.0.0.1:{port}", spool=tmp_path / "spool", spool_bytes=300_000)
         with running(settings) as run:
 
-            def publish(count: int) -> None:
+            def publish(count: int, *, missed: bool = False) -> None:
                 before = run.forwarder.tally.batches
-                engine.publish(count, blocks=60)
-                wait_for(lambda: run.forwarder.tally.batches == before + count, "batches")
+                engine.publish(count, blocks=60, missed=missed)
+                engine.publish(1, blocks=60)
+                wait_for(lambda: run.forwarder.tally.batches == before + count + 1, "batches")
 
             engine.wait_subscribed()
-            publish(50)
+            publish(49)
             engine.restart()
-            for _ in range(10):
-                publish(40)
+            for _ in range(5):
+                publish(39)
+            publish(199, missed=True)  # more at once than there is room for
             with start_broker(None, tmp_path / "broker", port) as broker:
                 create_topics(broker.bootstrap_servers)
                 outcome = run.finish()
