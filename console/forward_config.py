@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,7 +14,6 @@ import click
 from console.option_types import HIGHEST_PORT
 from producers.forwarder import ForwarderConfig
 from producers.identity import IdentityKey
-from schemas.errors import KvcensusError
 from schemas.records import EngineProfile, Removals, ReuseReporting
 
 LIVE_PORT = 5557
@@ -149,7 +147,6 @@ def forwarder_config(
     bootstrap_servers: str | None,
     kafka_options: Mapping[str, str],
     labels: Mapping[str, str],
-    metrics_listen: tuple[str, int] | None,
 ) -> ForwarderConfig:
     """What one rank's forwarder is told."""
     return ForwarderConfig(
@@ -181,7 +178,8 @@ def forwarder_config(
         segment_seconds=options.segment_seconds,
         metrics_url=options.metrics_url,
         metrics_interval=options.metrics_interval,
-        metrics_listen=metrics_listen,
+        metrics_listen=(where.metrics.host, where.metrics.port) if where.metrics is not None else None,
+        metrics_port_given=where.metrics is not None and where.metrics.given,
         heartbeat=options.heartbeat_seconds,
         replay_timeout=options.replay_timeout,
         startup_timeout=options.startup_timeout,
@@ -190,41 +188,9 @@ def forwarder_config(
     )
 
 
-def settle(listen: Listen, say: Callable[[str], None]) -> tuple[str, int]:
-    """Where to listen after a look at what is free; a port of 0, and a default that is taken, become a free one.
-
-    Raises :class:`KvcensusError` if an address that the operator named cannot be listened on.
-    """
-    port = _bindable(listen.host, listen.port)
-    if port is None and not listen.given:
-        port = _bindable(listen.host, 0)
-        if port is not None:
-            say(f"port {listen.port} is taken: own metrics are on {port} instead; name another with --metrics-listen")
-    if port is None:
-        raise KvcensusError(f"--metrics-listen {shown_address(listen.host, listen.port)}: cannot listen there; is it in use?")
-    return listen.host, port
-
-
-def shown_address(host: str, port: int) -> str:
-    """``HOST:PORT``, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach what listens on ``host``."""
     return host in {"localhost", "::1"} or host.startswith("127.")
-
-
-def _bindable(host: str, port: int) -> int | None:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-            return int(probe.getsockname()[1])
-    except (OSError, UnicodeError):
-        return None
 
 
 def _spool(options: ForwardOptions, dp_rank: int | None, folder: Path) -> Path:

@@ -24,7 +24,8 @@ class ForwarderConfig:
     the process; None keeps both in memory alone. ``startup_timeout`` is how long to wait for Kafka at the start before saying that
     it is away, ``stop_timeout`` bounds the wait until everything is delivered at the end. With ``idle``, the forwarder stops by itself
     when no batch came for that long. ``max_blocks`` bounds the identities remembered for each rank. ``metrics_url`` is the
-    engine's own ``/metrics``; ``metrics_listen`` is the (host, port) where the forwarder shows its own, None for nowhere.
+    engine's own ``/metrics``; ``metrics_listen`` is the (host, port) where the forwarder shows its own, None for nowhere; a
+    port that is taken is an error if it was ``metrics_port_given``, else any free one does.
     """
 
     instance_id: str
@@ -56,6 +57,7 @@ class ForwarderConfig:
     metrics_url: str | None = None
     metrics_interval: float = 5.0
     metrics_listen: tuple[str, int] | None = None
+    metrics_port_given: bool = True
     replay_timeout: float = 5.0
     startup_timeout: float = 30.0
     heartbeat: float = 5.0

@@ -134,8 +134,8 @@ class _Run:
             config, forwarder.incarnation, lanes, self._subscription, spool=self._spool, outlet=self._outlet, scraper=self._scraper
         )
         if config.metrics_listen is not None:
-            exporter = stack.enter_context(Exporter(self._account.snapshots, *config.metrics_listen))
-            forwarder.metrics_url = exporter.url
+            forwarder.metrics_url = stack.enter_context(self._open_page(*config.metrics_listen)).url
+            logger.info("own metrics: %s", forwarder.metrics_url)
 
     def run(self, stop: threading.Event) -> Outcome:
         self._put([*self._rekey(), *self._ranks.start(_now_ms())])
@@ -155,6 +155,15 @@ class _Run:
             return decode(payload, self._config.max_payload_bytes, self._config.engine_profile).at_us
         except WireError:
             return None
+
+    def _open_page(self, host: str, port: int) -> Exporter:
+        try:
+            return Exporter(self._account.snapshots, host, port)
+        except KvcensusError:
+            if self._config.metrics_port_given:
+                raise
+        logger.warning("port %d is taken: own metrics are on another one; name one with --metrics-listen", port)
+        return Exporter(self._account.snapshots, host)
 
     # -- what another process left
 

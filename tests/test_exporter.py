@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import http.client
 import socket
+import threading
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from producers.exporter import Exporter, Snapshot
+from producers.forwarder import Forwarder, ForwarderConfig
+from producers.identity import ephemeral_key
 from schemas.errors import KvcensusError
 
 COUNTERS = (
@@ -127,3 +131,16 @@ def test_it_listens_on_loopback_only_and_ends_without_a_start() -> None:
     if six is not None:
         assert six.url.startswith("http://[::1]:")
         six.stop()
+
+
+def test_a_default_port_that_is_taken_becomes_a_free_one_a_given_one_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = taken.getsockname()
+        config = ForwarderConfig("x", "tcp://127.0.0.1:1", None, ephemeral_key(), segments=tmp_path, metrics_listen=listen, idle=0.1)
+        forwarder = Forwarder(replace(config, metrics_port_given=False))
+        forwarder.run(threading.Event())
+        assert forwarder.metrics_url is not None
+        assert not forwarder.metrics_url.endswith(f":{listen[1]}/metrics")
+        for host, port in (listen, ("no.such.host.invalid", 1)):
+            with pytest.raises(KvcensusError, match=f"own metrics at {host}:{port}.*--metrics-listen"):
+                Forwarder(replace(config, metrics_listen=(host, port))).run(threading.Event())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import stat
 import threading
 import tomllib
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from console import config_file
 from console.commands.forward import forward
 from console.config_file import ConfigError, parse
-from console.forward_config import Listen, folder_name, settle
+from console.forward_config import folder_name
 from console.forward_options import NOT_IN_FILE, SECTIONS, TABLES
 from console.option_types import MOST_BYTES, ByteSize, show_size
 from producers.forwarder import Forwarder, ForwarderConfig
@@ -126,7 +125,7 @@ def test_what_nobody_says_is_what_the_forwarder_takes_for_itself() -> None:
     config = told(*BASE)
     plain = ForwarderConfig("chat", "tcp://127.0.0.1:5557", "127.0.0.1:9", config.key, dp_rank=None)
     differ = {name for name in plain.__dataclass_fields__ if getattr(plain, name) != getattr(config, name)}
-    assert differ == {"spool", "metrics_listen"}
+    assert differ == {"spool", "metrics_listen", "metrics_port_given"}
 
 
 # -- sources
@@ -388,22 +387,14 @@ def test_segments_alone_need_no_kafka(tmp_path: Path) -> None:
         told("--instance", "x")
 
 
-def test_a_default_port_that_is_taken_becomes_a_free_one_a_given_one_is_an_error() -> None:
-    said: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert settle(Listen("127.0.0.1", port, given=False), said.append)[1] not in (0, port)
-        assert str(port) in said[0]
-        with pytest.raises(KvcensusError, match=f"--metrics-listen 127.0.0.1:{port}"):
-            settle(Listen("127.0.0.1", port, given=True), said.append)
-    with pytest.raises(KvcensusError, match="--metrics-listen"):
-        settle(Listen("no.such.host.invalid", 1, given=True), said.append)
-    assert settle(Listen("127.0.0.1", 0, given=True), said.append)[1] != 0
+def test_whether_the_port_was_given_is_known() -> None:
+    assert told(*BASE, "--metrics-listen", "127.0.0.1:0").metrics_port_given
+    assert not told(*BASE).metrics_port_given
 
 
 def test_an_address_that_others_reach_is_said() -> None:
     done = CliRunner().invoke(forward, [*BASE, "--metrics-listen", "0.0.0.0:0"])
-    assert "which other hosts can reach" in done.stderr
+    assert "other hosts can reach 0.0.0.0" in done.stderr
     assert "other hosts" not in CliRunner().invoke(forward, [*BASE, "--metrics-listen", "127.0.0.1:0"]).stderr
 
 

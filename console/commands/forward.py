@@ -29,8 +29,6 @@ from console.forward_config import (
     is_loopback,
     place,
     ranks,
-    settle,
-    shown_address,
 )
 from console.forward_options import FILE_OPTIONS, KEY_NAME, SECTIONS, forward_options
 from console.option_types import KeyValue
@@ -118,17 +116,15 @@ def _run_one(
     supervised: bool,
 ) -> None:
     with _stopped_by_signals(supervised) as stop:
-        listen = settle(where.metrics, _say) if where.metrics is not None else None
-        forwarder = Forwarder(forwarder_config(options, where, key, servers, kafka, labels, listen))
+        forwarder = Forwarder(forwarder_config(options, where, key, servers, kafka, labels))
         targets = [f"Kafka at {servers}"] if servers else []
         targets += [f"segments in {options.segments}"] if options.segments else []
         rank = options.instance if where.dp_rank is None else rank_key(options.instance, where.dp_rank)
         _say(f"forwarding {rank} from {where.endpoint} to {' and '.join(targets)}")
         if where.replay_endpoint is None:
             _say("no --replay-endpoint: what is missed cannot be asked for again, and is declared lost")
-        if listen is not None:
-            reach = "" if is_loopback(listen[0]) else ", which other hosts can reach"
-            _say(f"own metrics: http://{shown_address(*listen)}/metrics{reach}")
+        if where.metrics is not None and not is_loopback(where.metrics.host):
+            _say(f"own metrics: other hosts can reach {where.metrics.host}")
         outcome = forwarder.run(stop)
     _report(forwarder, outcome, as_json)
 
