@@ -234,12 +234,17 @@ class _Run:
         now = time.monotonic()
         deadline = now + self._config.stop_timeout
         ready = self._take_received(min(now + _DRAIN_SECONDS, deadline))
-        while ready or (self._subscription.waiting and time.monotonic() < deadline):
-            self._feed(ready)
-            self._commit()
+        while True:
+            # Without a look at the sockets: an engine that goes on publishing would keep us here.
+            while ready and time.monotonic() < deadline:
+                self._feed(ready)
+                self._commit()
+                self._pump()
+            if not self._subscription.waiting or time.monotonic() >= deadline:
+                break
             self._pump()
-            self._subscription.poll(0 if ready else _IDLE_WAIT)
-        left = self._subscription.held
+            self._subscription.poll(_IDLE_WAIT)
+        left = self._subscription.held + len(ready)
         self._declare_forgotten()
         self._put_lifecycle("stop", reason)
         self._commit()

@@ -99,12 +99,14 @@ def test_killed_again_and_again_while_kafka_freezes_now_and_then_nothing_is_lost
                 for turn in range(10):
                     if turn in (2, 6):
                         os.kill(broker.pid, signal.SIGSTOP)
-                    asked = len(engine.questions)
+                    asked, taken = len(engine.questions), taken_in(folder)
                     with killed(command_for(settings, key_file, "--no-metrics")) as process:
-                        if turn % 3 == 1:
+                        if turn % 3 == 0:
                             wait_for(lambda: holder(folder) == process.pid, "a forwarder that takes up its spool")
-                        else:
+                        elif turn % 3 == 1:
                             wait_for(lambda: len(engine.questions) > asked, "a forwarder that asks")  # noqa: B023
+                        else:
+                            wait_for(lambda: taken_in(folder) > taken, "a forwarder that took something in")  # noqa: B023
                         if turn == 4:
                             os.kill(broker.pid, signal.SIGSTOP)
                         time.sleep(generator.uniform(0, 0.3))  # whatever it is doing then
@@ -182,6 +184,19 @@ def test_only_what_replay_could_not_return_is_lost_by_a_kill(kafka: Kafka, tmp_p
     assert found.losses() == [(20, 32)]
     assert len(found.lives()) == 1
     assert found.resets() == []
+
+
+def test_a_forwarder_stops_although_the_engine_goes_on(kafka: Kafka, tmp_path: Path) -> None:
+    with WireEngine() as engine:
+        settings = config(engine, kafka.bootstrap_servers, spool=tmp_path / "spool")
+        with publishing(engine):
+            first = forward_until(settings, 10)
+        with running(settings) as run:
+            wait_for(lambda: taken_in(tmp_path / "spool") == engine.next_seq, "everything")
+            second = run.finish()
+        found = everything(kafka.bootstrap_servers, first, second)
+    assert (first.undelivered, second.undelivered) == (0, 0)
+    assert found.seqs() == list(range(engine.next_seq))
 
 
 # -- more than the spool takes
