@@ -22,7 +22,8 @@ class Account:
     """The parts of one run whose counters are told. ``outlet`` None: no Kafka; ``scraper`` None: no page of the engine's metrics.
 
     What is of the socket or the process and not of one rank (messages that were no batch or too large for Kafka, what was delivered,
-    what the spool dropped) counts with the first rank of the socket, so that sums over ranks are right.
+    what a replay brought, what the spool dropped) counts with the first rank of the socket, so that sums over ranks are right. What came
+    in on the socket, and the state of the spool, stand with each rank: they are not to be summed.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Account:
             refused=tally.refused + malformed + too_large,
             lost=tally.lost,
             duplicates=counters.duplicates,
-            replayed=subscription.continuity.counters.replayed,
+            replayed=subscription.continuity.counters.replayed if first else 0,
             publisher_restarts=tally.publisher_restarts,
             canary=config.key.canary,
             key_epoch=config.key.epoch,

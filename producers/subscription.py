@@ -121,7 +121,7 @@ class Subscription:
         self._poller = zmq.Poller()
         try:
             self._live = self._context.socket(zmq.SUB)
-            self._prepare(self._live)
+            self._prepare(self._live, endpoint)
             self._monitor = self._live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             self._live.subscribe(topic)
             self._live.connect(endpoint)
@@ -166,7 +166,9 @@ class Subscription:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _prepare(self, socket: zmq.Socket[bytes]) -> None:
+    def _prepare(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
+        if endpoint.startswith("tcp://["):  # else a name would be looked up as an IPv6 one alone
+            socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
@@ -233,7 +235,7 @@ class Subscription:
         if start is None or self._replay_endpoint is None:
             return
         self._replay = self._context.socket(zmq.DEALER)
-        self._prepare(self._replay)
+        self._prepare(self._replay, self._replay_endpoint)
         self._replay.connect(self._replay_endpoint)
         self._replay.send_multipart([b"", start.to_bytes(_SEQ_BYTES, "big")])
         self._poller.register(self._replay, zmq.POLLIN)

@@ -132,8 +132,8 @@ def test_patience_is_renewed_by_every_answer() -> None:
     order = continuity()
     live(order, 1, 0, 5, now=10.0)
     answer(order, 1, 0, 1, end=False, now=14.0)
-    order.tick(16.0)
-    assert order.waiting
+    order.tick(18.9)
+    assert (order.waiting, order.ask) == (True, None)
     order.tick(19.0)
     assert order.ask == 2  # something came, so its end was lost: once more from the first hole
     order.tick(24.0)
@@ -165,6 +165,19 @@ def test_restart_seen_late_is_taken_from_its_first_batch() -> None:
     live(order, 2, 4)
     assert given_out(order) == [*span(1, 0, 5), *span(2, 0, 4)]
     assert order.counters.replayed == 3
+
+
+def test_a_restart_is_asked_for_also_if_the_clock_fell_back() -> None:
+    order = continuity()
+    live(order, 1, *range(6))
+    order.live(Arrival(3, batch(2, 3, at=0), 0), 0.0)
+    assert order.ask == 0
+    order.take_ask()
+    for seq in range(4):
+        order.replayed(Arrival(seq, batch(2, seq, at=0), 0, replayed=True), 0.0)
+    order.replay_ended(0.0)
+    order.live(Arrival(4, batch(2, 4, at=0), 0), 0.0)
+    assert given_out(order) == [*span(1, 0, 5), *span(2, 0, 4)]
 
 
 def test_restart_seen_late_with_a_silent_replay_socket_is_asked_for_once() -> None:

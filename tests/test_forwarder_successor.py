@@ -310,6 +310,26 @@ def test_several_ranks_on_one_socket_go_on_each_in_its_own_life(kafka: Kafka, tm
         assert accounted(ours) == list(range(seqs[-1] + 1))
         assert [record.kind for record in ours.lifecycle] == ["start", "stop"] * 2
         assert [record.batches for record in ours.lifecycle] == [0, 4, 0, 8]
+    # What a replay brought is told once for the socket, so that it may be summed.
+    assert 16 <= sum(record.replayed for record in found.lifecycle if record.kind == "stop") <= 24
+    assert {record.replayed for record in found.of(1).lifecycle} == {0}
+
+
+def test_several_ranks_whose_engine_restarted_meanwhile_ask_once_when_its_process_started(kafka: Kafka, tmp_path: Path) -> None:
+    with WireEngine(replay=None) as engine, MetricsPage(vllm_page(1_700_000_999.5)) as page:
+        settings = config(engine, kafka.bootstrap_servers, spool=tmp_path / "spool", dp_rank=None, metrics_url=page.url)
+        settings = replace(settings, metrics_interval=1_000.0)
+        order = [0, 1, 2]
+        first = forward_until(settings, 9, engine.wait_subscribed, lambda: engine.publish_as(*order * 3, own=True))
+        engine.restart()
+        engine.publish_as(*order * 5, own=True, missed=True)
+        page.read = 0
+        second = forward_until(settings, 3, engine.wait_subscribed, lambda: engine.publish_as(*order, own=True))
+        found = everything(kafka.bootstrap_servers, first, second)
+    assert page.read <= 2  # at the start, and where the ranks' first batches came
+    for rank in order:
+        assert list(found.of(rank).lives().values()) == [[0, 1, 2], [5]]
+        assert found.of(rank).losses() == [(0, 4)]
 
 
 def accounted(found: Topics) -> list[int]:

@@ -360,6 +360,22 @@ def test_a_full_disk_is_left_alone_for_a_while(tmp_path: Path) -> None:
     assert (loss.first_seq, loss.last_seq) == (0, 1)
 
 
+def test_numbers_of_other_ranks_are_told_from_those_the_disk_did_not_take(tmp_path: Path) -> None:
+    target = tmp_path / "segments"
+    writer = open_writer(target, retry_seconds=3_600)
+    target.rmdir()
+    for seq, skipped in ((2, 2), (3, 0), (6, 2)):
+        fact = batch(seq)
+        fact.skipped = skipped
+        assert not writer.write([fact])
+    target.mkdir()
+    writer.close()
+    facts, _ = ingested(target)
+    (told,) = [message for message in by_rank(facts)["i0", 0] if message.loss is not None]
+    assert told.loss is not None
+    assert (told.loss.first_seq, told.loss.last_seq, told.skipped, told.seq) == (0, 6, 4, 7)
+
+
 def test_an_active_segment_that_somebody_removed_holds_nothing_up(tmp_path: Path) -> None:
     with open_writer(tmp_path, segment_bytes=1_500) as writer:
         writer.write([batch(0)])

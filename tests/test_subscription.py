@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
+import zmq
 
 from producers.continuity import Arrival
 from producers.identity import Identity, IdentityKey
@@ -521,3 +522,28 @@ def test_an_address_that_cannot_be_connected_to_is_refused(address: str) -> None
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:5557", "tcp://[::1]:5557", "tcp://engine-0.pods.example:5557", "ipc:///run/kv.sock"])
 def test_an_address_that_can_be(address: str) -> None:
     check_endpoint(address)
+
+
+def test_an_engine_on_an_ipv6_address_is_heard_and_asked() -> None:
+    context = zmq.Context()
+    live, router = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
+    try:
+        for server in (live, router):
+            server.setsockopt(zmq.IPV6, 1)
+            try:
+                server.bind("tcp://[::1]:*")
+            except zmq.ZMQError:
+                pytest.skip("this machine has no IPv6 loopback")
+        endpoints = [server.getsockopt_string(zmq.LAST_ENDPOINT) for server in (live, router)]
+        with Subscription(endpoints[0], endpoints[1]) as subscription:
+            deadline = time.monotonic() + PATIENCE
+            while not live.poll(10) or not router.poll(10):
+                assert time.monotonic() < deadline
+                subscription.poll(0.01)
+            peer, *_ = router.recv_multipart()
+            router.send_multipart([peer, b"", b"kv", (0).to_bytes(8, "big"), payload(0)])
+            router.send_multipart([peer, b"", b"", END, b""])
+            live.send_multipart([b"kv", (1).to_bytes(8, "big"), payload(1)])
+            assert seqs(take_until(subscription, 1)) == [0, 1]
+    finally:
+        context.destroy(linger=0)

@@ -303,14 +303,16 @@ class SegmentWriter:
 
     def _owe_loss(self, fact: RankMessage) -> None:
         last = self._owed[-1] if self._owed else None
+        first = fact.seq - fact.skipped  # as in any loss, the numbers of other ranks before it belong to the range
         if (
             isinstance(last, RankMessage)
             and last.loss is not None
             and last.loss.reason == _REASON
-            and (last.life_id, last.loss.last_seq + 1) == (fact.life_id, fact.seq - fact.skipped)
+            and (last.life_id, last.loss.last_seq + 1) == (fact.life_id, first)
         ):
             last.loss.last_seq, last.seq = fact.seq, fact.seq + 1
             last.at_us, last.observed_at_ms = fact.at_us, fact.observed_at_ms
+            last.skipped += fact.skipped
             return
         if len(self._owed) >= _MAX_OWED or fact.seq >= NO_SEQ:
             return  # a reader sees the numbers missing
@@ -323,7 +325,8 @@ class SegmentWriter:
                 fact.at_us,
                 fact.observed_at_ms,
                 fact.incarnation,
-                loss=Loss(fact.seq, fact.seq, _REASON),
+                loss=Loss(first, fact.seq, _REASON),
+                skipped=fact.skipped,
             )
         )
 
