@@ -109,6 +109,7 @@ class Account:
         tally, counters = lane.tally, lane.stream.counters
         first = self._is_first(dp_rank)
         malformed = subscription.malformed if first else 0
+        too_large = self._outlet.too_large if self._outlet is not None and first else 0
         segments = lane.segments.counters if lane.segments is not None else None
         return Snapshot(
             config.instance_id,
@@ -121,13 +122,17 @@ class Account:
             events=counters.events,
             unresolved_blocks=tally.unresolved_blocks,
             unknown_events=tally.unknown_events,
-            refused=tally.refused + malformed,
+            refused=tally.refused + malformed + too_large,
             oversized=counters.oversized,
             malformed=malformed,
+            too_large=too_large,
             lost_batches=tally.lost,
             duplicates=counters.duplicates,
             replayed_batches=subscription.continuity.counters.replayed if first else 0,
             publisher_restarts=tally.publisher_restarts,
+            rank_mismatches=counters.rank_mismatches,
+            identity_conflicts=lane.resolver.counters.identity_conflicts,
+            identities_forgotten=lane.resolver.counters.bridge_evictions,
             delivered_messages=self._outlet.delivered if self._outlet is not None and first else 0,
             spool_dropped_batches=spool.dropped_batches if first else 0,
             spool_faults=spool.faults if first else 0,

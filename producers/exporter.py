@@ -40,10 +40,14 @@ class Snapshot:
     refused: int = 0
     oversized: int = 0
     malformed: int = 0
+    too_large: int = 0
     lost_batches: int = 0
     duplicates: int = 0
     replayed_batches: int = 0
     publisher_restarts: int = 0
+    rank_mismatches: int = 0
+    identity_conflicts: int = 0
+    identities_forgotten: int = 0
     delivered_messages: int = 0
     spool_dropped_batches: int = 0
     spool_faults: int = 0
@@ -73,13 +77,17 @@ _COUNTERS: dict[str, str] = {
     "events": "Events of the batches read.",
     "unresolved_blocks": "Blocks without a content id.",
     "unknown_events": "Events of an unknown type, skipped.",
-    "refused": "Messages that could not be read, oversized and malformed ones included.",
+    "refused": "Messages that could not be read or sent, oversized, malformed and too large ones included.",
     "oversized": "Messages refused unread for their size.",
     "malformed": "Messages that were no batch.",
+    "too_large": "Batches that Kafka would not take for their size.",
     "lost_batches": "Batches declared lost.",
     "duplicates": "Batches that came again, dropped.",
     "replayed_batches": "Batches that the engine's replay returned.",
     "publisher_restarts": "Engine restarts seen.",
+    "rank_mismatches": "Batches that name another rank than the configured one.",
+    "identity_conflicts": "Engine hashes whose content came out differently from before.",
+    "identities_forgotten": "Blocks whose identity was forgotten to stay within --max-blocks.",
     "delivered_messages": "Messages that Kafka acknowledged.",
     "spool_dropped_batches": "Batches that the spool's bound forced out, declared lost.",
     "spool_faults": "Times that the spool's disk began to refuse.",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
 
 from console.broker import start_broker
 from console.topic_admin import create_topics
@@ -165,6 +167,13 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+def own_metrics(url: str) -> dict[str, float]:
+    """A forwarder's own page: one rank's figures by name, without the prefix."""
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {sample.name.removeprefix("kvcensus_forwarder_"): sample.value for family in families for sample in family.samples}
 
 
 def forward_all(settings: ForwarderConfig, engine: WireEngine, play: Callable[[Running], None]) -> Outcome:

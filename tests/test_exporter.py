@@ -20,6 +20,7 @@ from schemas.errors import KvcensusError
 
 COUNTERS = (
     *("batches", "blocks_stored", "blocks_removed", "events", "unresolved_blocks", "unknown_events", "refused", "oversized", "malformed"),
+    *("too_large", "rank_mismatches", "identity_conflicts", "identities_forgotten"),
     *("lost_batches", "duplicates", "replayed_batches", "publisher_restarts", "delivered_messages", "spool_dropped_batches"),
     *("spool_faults", "spool_unreadable_bytes", "spool_vanished_messages", "identities_not_written"),
     *("segment_records", "segments_sealed", "segments_dropped", "segment_batches_refused", "scrapes", "scrapes_failed"),

@@ -26,6 +26,7 @@ from tests.forwarding import (
     everything,
     forward_all,
     frozen_kafka_and_stopping_command,
+    own_metrics,
     read_topics,
     running,
     wait_for,
@@ -276,7 +277,7 @@ def test_a_broker_that_lost_everything_gets_what_it_had_not_acknowledged_and_all
 
 def test_a_message_too_large_for_kafka_is_refused_in_its_place(kafka: Kafka) -> None:
     with WireEngine() as engine:
-        settings = config(engine, kafka.bootstrap_servers, kafka_options={"message.max.bytes": "4000"})
+        settings = config(engine, kafka.bootstrap_servers, kafka_options={"message.max.bytes": "4000"}, metrics_listen=("127.0.0.1", 0))
 
         def play(run: Running) -> None:
             run.forwarder.attached.wait(PATIENCE)
@@ -284,6 +285,8 @@ def test_a_message_too_large_for_kafka_is_refused_in_its_place(kafka: Kafka) -> 
             engine.publish(1, blocks=400)
             engine.publish(2)
             wait_for(lambda: run.forwarder.tally.batches == 5, "batches")
+            wait_for(lambda: own_metrics(str(run.forwarder.metrics_url))["too_large_total"] == 1, "the count on the page")
+            assert own_metrics(str(run.forwarder.metrics_url))["refused_total"] == 1
 
         outcome = forward_all(settings, engine, play)
         found = everything(kafka.bootstrap_servers, outcome)

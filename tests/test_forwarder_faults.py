@@ -7,14 +7,12 @@ import random
 import signal
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from console.broker import start_broker
 from console.topic_admin import create_topics
@@ -34,6 +32,7 @@ from tests.forwarding import (
     everything,
     forward_until,
     killed,
+    own_metrics,
     read_topics,
     read_whole,
     running,
@@ -275,13 +274,6 @@ def test_what_a_full_spool_forces_out_is_told_exactly_whatever_is_killed_meanwhi
 
 
 # -- metrics
-
-
-def own_metrics(url: str) -> dict[str, float]:
-    """A forwarder's own page: one rank's figures by name, without the prefix."""
-    with urllib.request.urlopen(url, timeout=20) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        return {sample.name.removeprefix("kvcensus_forwarder_"): sample.value for family in families for sample in family.samples}
 
 
 def test_an_engine_s_metrics_land_under_the_rank_s_key_and_their_end_stops_nothing(kafka: Kafka) -> None:
