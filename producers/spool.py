@@ -285,12 +285,12 @@ class Spool:
         self.messages += len(entries) - len(held)
         self._segments[start:stop] = [made]
         on_disk = [segment.path for segment in group if segment.path is not None]
-        if not entries:
+        if on_disk and (entries or self._newest_on_disk() is None):
+            self._write_in_place(made, data, on_disk)
+        elif not entries:
             self._segments.remove(made)
             self.bytes -= made.size
             self._delete(on_disk)
-        elif on_disk:
-            self._write_in_place(made, data, on_disk)
         self._trim()
 
     def _write_in_place(self, made: Segment, data: bytes, replaced: list[Path]) -> None:
@@ -339,13 +339,22 @@ class Spool:
             segment.entries = None
 
     def _trim(self) -> None:
+        """Let go of what is acknowledged as a whole, but never of the newest file: it says where the streams stood, and how far."""
+        anchor = self._newest_on_disk()
         done: list[Path] = []
-        while len(self._segments) > 1 and not self._segments[0].count(self._acknowledged):
-            gone = self._segments.pop(0)
+        place = 0
+        while place < len(self._segments) - 1 and not self._segments[place].count(self._acknowledged):
+            if self._segments[place] is anchor:
+                place += 1
+                continue
+            gone = self._segments.pop(place)
             self.bytes -= gone.size
-            if gone.path is not None and gone.path != self._segments[0].path:
+            if gone.path is not None and gone.path != self._segments[place].path:
                 done.append(gone.path)
         self._delete(done)
+
+    def _newest_on_disk(self) -> Segment | None:
+        return next((segment for segment in reversed(self._segments) if segment.path is not None), None)
 
     def _delete(self, paths: Sequence[Path]) -> None:
         for path in paths:

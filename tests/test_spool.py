@@ -74,6 +74,8 @@ class SpoolAgainstList(RuleBasedStateMachine):
     @precondition(lambda self: self.folder is not None)
     @rule(room=st.sampled_from([0, 100, 1_000]))
     def fill_the_disk(self, room: int) -> None:
+        if not self.trouble:
+            self.before_trouble = self.checkpoint
         self.disk.room = room
         self.trouble = True
 
@@ -203,6 +205,8 @@ class SpoolAgainstList(RuleBasedStateMachine):
         if self.trouble:  # older, but what comes behind its checkpoint is asked for once more
             before = lasting(expected[: self.reached[found]])
             assert said == before[len(before) - len(said) :]
+            if self.bound == PLENTY:
+                assert self.reached[found] >= self.reached[self.before_trouble]
             return
         assert found == checkpoint
         wanted = lasting(expected)
@@ -557,6 +561,26 @@ def test_a_full_disk_is_told_once_and_recovered_from(tmp_path: Path, disk: Disk,
         assert (facts(entries), checkpoint) == ([("batch", seq) for seq in range(27)], b"26")
         assert facts(drain(spool)) == facts(entries)
         assert spool.bytes == sum(path.stat().st_size for path in spool_files(folder))
+
+
+def test_a_full_disk_keeps_the_newest_checkpoint_though_all_before_it_is_acknowledged(tmp_path: Path, disk: Disk) -> None:
+    folder = tmp_path / "spool"
+    with small(folder, PLENTY) as spool:
+        spool.append([batch(0)], b"0")
+        disk.room = 0
+        for seq in range(1, 60):
+            spool.append([batch(seq, size=800)], b"%d" % seq)
+            spool.acknowledge(spool.take(1)[-1][0])
+        spool.acknowledge(spool.take(PLENTY)[-1][0])
+        assert spool.messages == 0
+        copy = Path(shutil.copytree(folder, tmp_path / "killed"))
+        disk.room = None
+        assert left_in(copy)[1] == b"0"
+        spool.sync()
+        spool.append([batch(60)], b"60")
+        spool.acknowledge(spool.take(PLENTY)[-1][0])
+        assert len(spool_files(folder)) == 1
+    assert left_in(folder)[1] == b"60"
 
 
 def test_what_waits_in_memory_for_a_disk_is_bounded(tmp_path: Path, disk: Disk) -> None:
