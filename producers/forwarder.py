@@ -109,6 +109,8 @@ class _Run:
         self._started_ms = _now_ms()
         self._entries: list[Entry] = []
         self._started: set[int] = set()
+        self._answered_for = -1
+        self._engine_started_us: int | None = None
         self._scope = checkpoint.identity_scope(config.key.canary, config.model, config.engine_profile)
         self._spool = stack.enter_context(Spool(config.spool, config.spool_bytes))
         stack.callback(self._close_lanes)
@@ -275,12 +277,21 @@ class _Run:
                 break
             arrival = ready.popleft()
             room -= len(arrival.payload)
-            if arrival.reconnected and self._scraper is not None:
-                started_us = self._scraper.process_started_us(time.monotonic(), _SCRAPE_PATIENCE)
+            if arrival.reconnected:
+                started_us = self._process_started()
                 if started_us is not None:
                     self._ranks.process_started(started_us)
             messages += self._ranks.feed(arrival)
         self._put(messages)
+
+    def _process_started(self) -> int | None:
+        """When the engine's process started, microseconds since the epoch. One answer serves all ranks of a connection."""
+        connection = self._subscription.connections
+        if self._scraper is not None and self._answered_for != connection:
+            self._engine_started_us = self._scraper.process_started_us(time.monotonic(), _SCRAPE_PATIENCE)
+            if self._engine_started_us is not None:
+                self._answered_for = connection
+        return self._engine_started_us
 
     def _declare_forgotten(self) -> None:
         self._put(

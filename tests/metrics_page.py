@@ -10,7 +10,6 @@ class MetricsPage(PageServer):
 
     def __init__(self, text: str | None) -> None:
         self.text = text
-        self.read = 0
         super().__init__(self._page, "127.0.0.1", 0, "test page", "")
 
     @property
@@ -19,7 +18,6 @@ class MetricsPage(PageServer):
         return f"{self.root}/metrics"
 
     def _page(self, path: str) -> bytes | None:
-        self.read += 1
         return self.text.encode() if self.text is not None and path == "/metrics" else None
 
 
