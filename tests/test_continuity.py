@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,6 +147,34 @@ def test_patience_is_not_renewed_by_reconnects() -> None:
     order.connected(14.0)
     order.tick(15.0)
     assert given_out(order) == ["1:0", "1:5"]
+
+
+def test_a_hole_is_asked_for_once_more_also_after_a_reconnect() -> None:
+    order = continuity()
+    live(order, 1, 0, 5)
+    answer(order, 1, 0, 2)
+    assert order.take_ask() == 1
+    order.connected(1.0)
+    answer(order, 1, 0, 2)
+    assert order.take_ask() == 1
+    answer(order, 1, 1, 2, 3, 4, 5)
+    assert given_out(order) == span(1, 0, 5)
+
+
+def test_no_more_is_remembered_than_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producers.continuity.REMEMBERED_BATCHES", 4)
+    order = continuity()
+    order.connected(0.0)
+    answer(order, 1, *range(20))
+    live(order, 1, *range(20, 40), 60)
+    order.give_up(0.0)
+    assert sorted(order._given) == [60]
+    answer(order, 1, *range(60, 80))
+    live(order, 1, *range(61, 80))
+    assert sorted(order._given) == [76, 77, 78, 79]
+    assert len(order._given_by_replay) <= 4
+    order.live(Arrival(62, b"other:62:0", 0), 0.0)  # forgotten, and its time is not newer: it proves no restart
+    assert order.ask is None
 
 
 def test_restart_at_zero_needs_no_replay() -> None:

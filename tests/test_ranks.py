@@ -338,6 +338,38 @@ def test_what_was_taken_for_one_order_can_turn_out_to_be_two() -> None:
     assert came(socket, (1, 5), (0, 4)) == [(1, 5, False), (0, 4, False)]
 
 
+def test_what_waited_in_the_one_order_comes_out_when_it_turns_out_to_be_two() -> None:
+    socket = order(can_replay=True)
+    socket.take_ask()
+    socket.replay_ended(1.0)
+    assert came(socket, (0, 0), (1, 1), (0, 2), (1, 3))[-1] == (1, 3, True)
+    assert came(socket, (1, 9)) == []  # asked for what is missing before it
+    assert came(socket, (0, 3))[0] == (1, 9, True)
+
+
+def test_numbers_from_before_a_restart_or_another_connection_prove_nothing() -> None:
+    socket = order()
+    came(socket, (0, 0), (1, 1), (0, 2), (1, 3), (1, 4), (0, 5))
+    came(socket, (0, 2), (1, 5))  # restarted; 3 and 4 were lost, and rank 1 had 4 before
+    assert socket.numbering == "shared"
+    came(socket, (0, 6), (0, 7))
+    socket.connected(2.0)
+    came(socket, (1, 6))  # restarted meanwhile; rank 1 had 5 before
+    assert socket.numbering == "shared"
+
+
+def test_what_a_broken_engine_makes_up_costs_no_memory_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producers.numbering._MOST_UNDECIDED", 8)
+    socket = order()
+    came(socket, (0, 5), (1, 9))
+    assert came(socket, *((1, seq) for seq in range(10, 16))) == []
+    assert len(came(socket, (1, 16))) == 8
+    monkeypatch.setattr("producers.numbering.MAX_RANKS", 4)
+    socket = order()
+    came(socket, *((rank, rank) for rank in range(50)))
+    assert len(socket._ranks) == 4
+
+
 def test_a_replay_tells_as_well() -> None:
     for own in (True, False):
         socket = order(can_replay=True)
@@ -361,6 +393,10 @@ def test_the_replay_socket_is_asked_once_for_the_lowest_number_needed() -> None:
     assert socket.take_ask() == 6
     assert socket.take_ask() is None
     assert socket.counters.replays_asked == 1
+    positions = [Position("a", 9, 1, b"", 0, shared=True), Position("b", 7, 1, b"", 1, shared=True)]
+    socket = SocketOrder(True, TIMEOUT, engine_time, positions=positions)
+    socket.connected(0.0)
+    assert socket.take_ask() == 6
 
 
 def test_a_batch_that_cannot_be_read_goes_to_the_rank_that_expects_its_number() -> None:
@@ -368,7 +404,8 @@ def test_a_batch_that_cannot_be_read_goes_to_the_rank_that_expects_its_number() 
     came(socket, (0, 500), (1, 3))
     socket.live(Arrival(4, BROKEN, 0), 1.0)
     socket.live(Arrival(502, BROKEN, 0), 1.0)
-    assert [(each.rank, each.seq) for each in socket.ready] == [(1, 4), (0, 502)]
+    socket.live(Arrival(498, BROKEN, 0), 1.0)  # rank 0 had 500 already
+    assert [(each.rank, each.seq) for each in socket.ready] == [(1, 4), (0, 502), (1, 498)]
 
 
 # -- against a model

@@ -178,6 +178,23 @@ def test_files_that_are_still_written_and_other_files_are_left_alone(folder: Pat
     assert ingest.tally.refused_files == []
 
 
+@pytest.mark.timeout(30)
+def test_pipes_and_links_in_a_circle_hold_nobody_up(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "seg-1-1-0.parquet")
+    (tmp_path / "a").symlink_to(folder)
+    for name in "bcde":
+        (tmp_path / name).symlink_to(tmp_path)
+    facts, ingest = ingested(tmp_path)
+    assert facts == ingested(folder)[0]
+    assert (ingest.tally.repeated_files, ingest.tally.skipped_files) == (0, 1)
+
+
+def test_a_folder_of_processes_that_come_and_go_is_one_line(tmp_path: Path) -> None:
+    done = kvcensus("ingest", "/proc", "--dry-run")
+    assert done.returncode == 1
+    assert re.fullmatch(r"kvcensus: .*\n", done.stderr), done.stderr[-500:]
+
+
 # -- what cannot be read
 
 
@@ -247,6 +264,25 @@ def test_a_damaged_segment_is_read_or_refused_and_never_more(form: str, tmp_path
         for fact in facts:
             codec.encode(fact)  # whatever it says, it is a record
     assert 30 < refused <= 150
+
+
+def test_a_bit_that_flips_in_a_page_is_never_misread(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "own") as writer:
+        writer.write([batch(seq, blocks=3) for seq in range(40)])
+    (path,) = (tmp_path / "own").iterdir()
+    content = path.read_bytes()
+    pages = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    expected = ingested(path)[0]
+    damaged = tmp_path / "damaged.parquet"
+    refused = 0
+    for at in range(4, pages, max(pages // 70, 1)):
+        data = bytearray(content)
+        data[at] ^= 1
+        damaged.write_bytes(data)
+        facts, ingest = ingested(damaged)
+        assert facts in (expected, [])
+        refused += len(ingest.tally.refused_files)
+    assert refused > 40
 
 
 # -- theirs

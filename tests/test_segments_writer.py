@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from producers import capture
 from producers.segments import seal, shape
 from producers.segments.contract import ACTIVE
 from producers.segments.seal import SegmentError
-from producers.segments.writer import rank_folder
+from producers.segments.writer import SegmentWriter, rank_folder
 from schemas.records import Declaration, EngineMetrics, HolderReset, RankMessage, Refusal
 from tests.counting import capture_sources, messages
 from tests.secret_forms import secret_forms
@@ -290,6 +291,23 @@ def test_the_oldest_segments_give_way_and_are_declared(tmp_path: Path) -> None:
     kept = seqs(tmp_path)
     assert kept == list(range(dropped[-1]["last_seq"] + 1, 15))
     assert writer.counters.segments_dropped == sum(record["count"] for record in dropped)
+
+
+def test_a_drop_is_declared_before_anything_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there: list[bool] = []
+    append = SegmentWriter._append_records
+
+    def seen(self: SegmentWriter, records: list[dict[str, Any]]) -> bool:
+        gone = [record for record in records if record["kind"] == "segments_dropped"]
+        there.extend((tmp_path / record["first"]).exists() for record in gone)
+        return append(self, records)
+
+    monkeypatch.setattr(SegmentWriter, "_append_records", seen)
+    with open_writer(tmp_path, segment_bytes=1, max_bytes=30_000) as writer:
+        for seq in range(12):
+            writer.write([batch(seq)])
+    assert there
+    assert all(there)
 
 
 def test_each_incarnation_s_drops_are_a_record_of_their_own(tmp_path: Path) -> None:
