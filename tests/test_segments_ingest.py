@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,34 +61,58 @@ class Found:
 def find(paths: Iterable[Path]) -> Found:
     """Sealed segments in ``paths``, files or folders with whatever lies below them.
 
-    An active segment and a draft never count, nor lines whose Parquet lies beside them. Raises :class:`SegmentError` for a path that
-    is not there.
+    An active segment and a draft never count, nor lines whose Parquet lies beside them, nor what is no file (a pipe would never end).
+    A folder is looked into once, however many links lead there. Raises :class:`SegmentError` for a path that is not there, or that
+    may not be looked at.
     """
     found = Found()
+    entered: set[tuple[int, int]] = set()
     for path in paths:
-        if path.is_file():
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            raise SegmentError(f"{path}: no such file or folder") from None
+        except OSError as error:
+            raise SegmentError(f"{path}: {error.strerror or error}") from None
+        if stat.S_ISREG(status.st_mode):
             found.segments.append(path)
-        elif path.is_dir():
-            _walk(path, found)
+        elif stat.S_ISDIR(status.st_mode):
+            _walk(path, status, found, entered)
         else:
-            raise SegmentError(f"{path}: {'not a file or folder' if path.exists() else 'no such file or folder'}")
+            raise SegmentError(f"{path}: not a file or folder")
     found.segments = list(dict.fromkeys(found.segments))
     return found
 
 
-def _walk(folder: Path, found: Found) -> None:
+def _walk(folder: Path, status: os.stat_result, found: Found, entered: set[tuple[int, int]]) -> None:
+    if (status.st_dev, status.st_ino) in entered:
+        return
+    entered.add((status.st_dev, status.st_ino))
     try:
         entries = sorted(folder.iterdir())
+    except FileNotFoundError:  # somebody took it away meanwhile
+        return
     except OSError as error:
         raise SegmentError(f"{folder}: {error.strerror or error}") from None
     names = {entry.name for entry in entries}
     for entry in entries:
-        if entry.is_dir():
-            _walk(entry, found)
-        elif not _may_be_segment(entry.name) or (entry.suffix == WAL_SUFFIX and entry.with_suffix(PARQUET_SUFFIX).name in names):
-            found.skipped += 1
+        converted = entry.suffix == WAL_SUFFIX and entry.with_suffix(PARQUET_SUFFIX).name in names
+        may_be = _may_be_segment(entry.name) and not converted
+        try:
+            below = entry.stat()
+        except OSError as error:
+            # One that was taken away meanwhile counts as such when it is to be read.
+            if may_be and not isinstance(error, FileNotFoundError):
+                raise SegmentError(f"{entry}: {error.strerror or error}") from None
+            is_folder, is_file = False, True
         else:
+            is_folder, is_file = stat.S_ISDIR(below.st_mode), stat.S_ISREG(below.st_mode)
+        if is_folder:
+            _walk(entry, below, found, entered)
+        elif may_be and is_file:
             found.segments.append(entry)
+        else:
+            found.skipped += 1
 
 
 def _may_be_segment(name: str) -> bool:
