@@ -149,7 +149,8 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         type=KeyValue(lines=True),
         multiple=True,
         metavar="KEY=VALUE",
-        help="A librdkafka property; repeatable. Also KVCENSUS_KAFKA_…: KVCENSUS_KAFKA_SECURITY_PROTOCOL=SASL_SSL.",
+        help="A librdkafka property; repeatable. Also KVCENSUS_KAFKA_…: KVCENSUS_KAFKA_SECURITY_PROTOCOL=SASL_SSL. "
+        "A password belongs there or into the file: others on this host can read a command line.",
     ),
     _folder("--data-dir", "Data folder of this host.  [default: ~/.local/state/kvcensus]", envvar=environment.DATA_DIR),
     _folder(

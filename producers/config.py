@@ -35,7 +35,7 @@ class ForwarderConfig:
     dp_rank: int | None = 0
     replay_endpoint: str | None = None
     topic: str = ""
-    kafka_options: Mapping[str, str] = field(default_factory=dict)
+    kafka_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     reuse_reporting: records.ReuseReporting = "unlabelled"
     removals: records.Removals = "per_copy"
     workload: str | None = None

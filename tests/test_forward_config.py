@@ -24,6 +24,7 @@ from console.forward_config import folder_name
 from console.forward_options import NOT_IN_FILE, SECTIONS, TABLES
 from console.option_types import MOST_BYTES, ByteSize, show_size
 from producers.forwarder import Forwarder, ForwarderConfig
+from producers.identity import ephemeral_key
 from schemas.errors import KvcensusError
 from tests.command import kvcensus
 
@@ -346,6 +347,13 @@ def test_a_password_that_others_can_read_is_said(tmp_path: Path) -> None:
 
 
 # -- places
+
+
+def test_a_password_is_in_no_print_of_what_a_forwarder_is_told() -> None:
+    told = ForwarderConfig("chat", "tcp://127.0.0.1:1", "kafka:9092", ephemeral_key(), kafka_options={"sasl.password": "hunter2"})
+    assert "hunter2" not in repr(told)
+    assert told.key.secret.hex() not in repr(told)
+    assert repr(told.key.secret) not in repr(told)
 
 
 def test_the_spool_lies_in_the_data_folder_by_instance_and_rank(tmp_path: Path) -> None:

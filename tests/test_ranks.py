@@ -239,6 +239,7 @@ def test_a_process_that_started_before_or_after_proves_nothing(started: float) -
     assert (batch.seq, batch.life_id) == (7, loss.life_id)
     ranks.process_started(20_500_000)
     assert feed(ranks, arrival(8, 20.1)) == [(0, "batch", 8, 0)]
+    assert feed(ranks, arrival(9, 21)) == [(0, "batch", 9, 0)]  # said of one batch alone
 
 
 def test_a_process_start_is_judged_by_the_first_batch_that_can_be_read() -> None:
@@ -248,6 +249,11 @@ def test_a_process_start_is_judged_by_the_first_batch_that_can_be_read() -> None
     assert brief(ranks.feed(Arrival(1, BROKEN, 1, reconnected=True))) == [(0, "refusal", 1)]
     assert feed(ranks, arrival(2, 20))[0] == (0, "holder_reset")
     assert feed(ranks, arrival(3, 21)) == [(0, "batch", 3, 0)]
+
+
+def test_a_first_batch_ends_no_life() -> None:
+    ranks = Ranks(make, dp_rank=0)
+    assert feed(ranks, arrival(4, 20, begins_life=True)) == [(0, "batch", 4, 0)]
 
 
 def test_another_life_of_shared_numbers_told_by_the_order_resets_every_rank() -> None:

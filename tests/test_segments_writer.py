@@ -185,6 +185,22 @@ def test_a_batch_torn_in_the_middle_is_cut_whole_wherever_the_tear_is(tmp_path: 
         assert records_of(folder / f"seg-{RUN}-0.parquet")[-1]["dropped_bytes"] == cut - second
 
 
+def test_nothing_is_kept_behind_a_line_that_cannot_be_read(tmp_path: Path) -> None:
+    content = died(tmp_path, batch(0), batch(1, blocks=3), batch(2)).splitlines(keepends=True)
+    content[4] = b"rubbish\n"
+    (tmp_path / ACTIVE).write_bytes(b"".join(content))
+    open_writer(tmp_path, started_ms=STARTED_MS + 1).close()
+    assert seqs(tmp_path) == [0]
+
+
+def test_what_has_the_name_of_a_segment_that_is_there_is_told_apart(tmp_path: Path) -> None:
+    died(tmp_path, batch(0))
+    (tmp_path / f"seg-{RUN}-0.parquet").touch()
+    open_writer(tmp_path, started_ms=STARTED_MS + 1, clock=lambda: STARTED_MS).close()
+    kinds = [record["kind"] for record in records_of(tmp_path / f"orphan-{STARTED_MS}.parquet")]
+    assert kinds == ["segment_recovered", "batch", "store"]
+
+
 def test_what_lost_its_header_becomes_an_orphan(tmp_path: Path) -> None:
     content = died(tmp_path, batch(0), batch(1))
     (tmp_path / ACTIVE).write_bytes(b"\0" * 50 + content[50:])

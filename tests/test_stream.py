@@ -158,6 +158,12 @@ def test_a_late_frame_that_was_declared_lost_is_dropped_and_counted() -> None:
     stream.feed(2, payload(3), 1)
     assert stream.feed(1, payload(2), 1) == []
     assert (stream.counters.duplicates, stream.counters.publisher_restarts) == (1, 0)
+    stream.feed(0, payload(11, 11), 1)
+    stream.feed(1, payload(12, 12), 1)
+    stream.feed(0, payload(21, 21), 1)
+    stream.feed(2, payload(23, 23), 1)
+    assert stream.feed(1, payload(22, 22), 1) == []  # that another life had the number before proves nothing
+    assert (stream.counters.duplicates, stream.counters.publisher_restarts) == (2, 2)
 
 
 # -- what cannot be read
