@@ -524,6 +524,14 @@ def test_an_acknowledgement_that_comes_late_does_not_reach_a_loss(tmp_path: Path
         assert facts(drain(spool)) == [("batch", seq) for seq in range(40)]
 
 
+def test_what_was_never_handed_out_cannot_be_acknowledged(tmp_path: Path) -> None:
+    with small(tmp_path, PLENTY) as spool:
+        spool.append([batch(0), batch(1)], b"")
+        ((index, _),) = spool.take(1)
+        spool.acknowledge(index + 1_000)
+        assert facts(drain(spool)) == [("batch", 1)]
+
+
 # -- disks that refuse -----------------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,9 @@ def test_a_restart_is_known_even_if_the_clock_fell_back() -> None:
     stream.feed(1, payload(101), 1)
     assert kinds(stream.feed(0, payload(90, 5), 1)) == ["holder_reset", "batch"]
     assert kinds(stream.feed(1, payload(91, 6), 1)) == ["batch"]
+    assert stream.position.newest_us == 91_000_000  # of this life
+    loss, _ = stream.feed(3, payload(93, 7), 1)
+    assert (kinds([loss]), loss.at_us) == (["loss"], 91_000_000)
 
 
 def test_the_hashes_of_the_last_life_mean_nothing_in_the_next() -> None:
@@ -121,6 +124,18 @@ def test_the_hashes_of_the_last_life_mean_nothing_in_the_next() -> None:
     assert batch.batch is not None
     assert batch.batch.ops[0].parent_state == "UNKNOWN"
     assert batch.batch.unresolved_blocks == stream.counters.unresolved_blocks == 1
+
+
+def test_the_ids_of_another_key_mean_nothing_from_there_on_though_the_engine_goes_on() -> None:
+    stream = rank_stream()
+    stream.feed(0, payload(1, 7), 1)
+    reset = stream.rekey("another key", 1)
+    assert reset.holder_reset is not None
+    assert (reset.holder_reset.cause, reset.holder_reset.boundary_us, reset.life_id) == ("rekeyed", 1_000_000, "life-1")
+    child = {"type": "BlockStored", "block_hashes": [8], "parent_block_hash": 7, "token_ids": [1] * 4, "block_size": 4}
+    (batch,) = stream.feed(1, msgspec.msgpack.encode([2, [child]]), 1)
+    assert batch.batch is not None
+    assert (batch.life_id, batch.batch.ops[0].parent_state) == ("life-1", "UNKNOWN")
 
 
 def test_a_restart_seen_late_declares_what_it_missed() -> None:
