@@ -51,10 +51,16 @@ class Topics:
     """Everything on the forwarder's topics, partition by partition, in order."""
 
     raw: list[Raw] = field(default_factory=list)
+    _read: int = 0
+    _rank_messages: list[records.RankMessage] = field(default_factory=list)
 
     @property
     def rank_messages(self) -> list[records.RankMessage]:
-        return [codec.decode(raw.value, records.RankMessage) for raw in self.raw if raw.topic == topics.BATCHES.name]
+        for raw in self.raw[self._read :]:
+            if raw.topic == topics.BATCHES.name:
+                self._rank_messages.append(codec.decode(raw.value, records.RankMessage))
+        self._read = len(self.raw)
+        return list(self._rank_messages)
 
     @property
     def lifecycle(self) -> list[records.Lifecycle]:
