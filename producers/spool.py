@@ -34,8 +34,6 @@ _FILES = 16
 """A file is this part of the bound, within the two limits below: the grain in which the bound forces out."""
 _MIN_FILE_BYTES = 64 * 1024
 _MAX_FILE_BYTES = 8 * 1024 * 1024
-_ENTRY_BYTES = 32
-"""What an entry costs beside its contents, where it is not written."""
 _ACKNOWLEDGED = "acknowledged"
 _U64 = struct.Struct("<Q")
 

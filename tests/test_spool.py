@@ -430,7 +430,7 @@ def test_a_torn_tail_is_cut_off_and_counted(tmp_path: Path) -> None:
         spool.append([batch(20)], b"20")
     with small(tmp_path, PLENTY) as spool:
         assert facts(drain(spool)) == [("batch", seq) for seq in range(21)]
-        assert (spool.torn_bytes, spool.checkpoint) == (0, b"20")
+        assert (spool.torn_bytes, spool.bad_bytes, spool.checkpoint) == (0, 0, b"20")
 
 
 def test_files_taken_away_underneath_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -522,6 +522,26 @@ def test_an_acknowledgement_that_comes_late_does_not_reach_a_loss(tmp_path: Path
         assert spool.dropped_batches > 3
         spool.acknowledge(handed[1][0])
         assert facts(drain(spool)) == [("batch", seq) for seq in range(40)]
+
+
+def test_what_is_done_leaves_its_room_to_what_comes(tmp_path: Path) -> None:
+    with Spool(tmp_path, FOLDER_BOUND, file_bytes=FOLDER_BOUND) as spool:
+        for seq in range(8):
+            spool.append([batch(seq, size=4_000)], b"")
+            assert facts(drain(spool)) == [("batch", seq)]
+            spool.acknowledge(seq)
+        assert spool.dropped_batches == 0
+
+
+def test_a_sync_waits_for_the_disk_if_something_was_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    with small(tmp_path, PLENTY) as spool:
+        monkeypatch.setattr(os, "fsync", synced.append)
+        spool.append([batch(0)], b"")
+        assert not synced
+        spool.sync()
+        spool.sync()
+        assert len(synced) == 1
 
 
 def test_what_was_never_handed_out_cannot_be_acknowledged(tmp_path: Path) -> None:
