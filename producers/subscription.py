@@ -22,8 +22,9 @@ from producers.numbering import SocketOrder
 from producers.stream import Position
 from schemas.errors import KvcensusError
 
-MAX_SEQ = 2**63 - 1
-"""Sequence numbers travel as 64-bit unsigned; beyond this they are no count of batches, and no topic could carry them."""
+MAX_SEQ = 2**48 - 1
+"""Sequence numbers travel as 64-bit unsigned; beyond this (thousands of years of batches) they are no count of batches. Taken for one, such
+a number would make every true one look like a restart, and sums of what was lost before it would leave the topics' 64 bits."""
 
 _END_MARKER = b"\xff" * 8
 _SEQ_BYTES = 8

@@ -487,12 +487,14 @@ def test_malformed_messages_are_counted_and_left_behind() -> None:
             [b"kv-events", (1).to_bytes(8, "big")],
             [b"kv-events", b"\0\0\0\1", payload(1)],
             [b"kv-events", END, payload(1)],
+            [b"kv-events", (2**60).to_bytes(8, "big"), payload(1)],
             [b"kv-events", b"", (1).to_bytes(8, "big"), payload(1)],
         ):
             engine.send_frames(frames)
         engine.publish(1)
-        assert seqs(take_until(subscription, 1)) == [0, 1]
-        assert subscription.malformed == 5
+        got = take_until(subscription, 1)
+        assert (seqs(got), [arrival.begins_life for arrival in got]) == ([0, 1], [False, False])
+        assert subscription.malformed == 6
 
 
 def test_the_replay_layouts() -> None:
@@ -505,8 +507,8 @@ def test_the_replay_layouts() -> None:
         with pytest.raises(MalformedError):
             parse_replay(frames)
     with pytest.raises(MalformedError):
-        parse_live([b"kv", (2**63).to_bytes(8, "big"), b"body"])
-    assert parse_live([b"kv", (2**63 - 1).to_bytes(8, "big"), b"body"]) == (2**63 - 1, b"body")
+        parse_live([b"kv", (2**48).to_bytes(8, "big"), b"body"])
+    assert parse_live([b"kv", (2**48 - 1).to_bytes(8, "big"), b"body"]) == (2**48 - 1, b"body")
 
 
 @pytest.mark.parametrize(
