@@ -217,16 +217,17 @@ def command(*arguments: str, **environ: str) -> subprocess.Popen[str]:
 
 
 def command_for(settings: ForwarderConfig, key_file: Path, *options: str) -> subprocess.Popen[str]:
-    """A forwarder told much the same as ``settings`` (sockets, Kafka, spool, segments), with the key in ``key_file``."""
+    """A forwarder told much the same as ``settings`` (rank, sockets, Kafka, spool, segments), with the key in ``key_file``."""
     given = {
         "--replay-endpoint": settings.replay_endpoint,
         "--bootstrap-servers": settings.bootstrap_servers,
         "--spool-dir": settings.spool,
         "--segments": settings.segments,
+        "--dp-rank": settings.dp_rank,
     }
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
     return command(
-        *("--instance", settings.instance_id, "--dp-rank", str(settings.dp_rank), "--endpoint", settings.endpoint, *words),
+        *("--instance", settings.instance_id, "--endpoint", settings.endpoint, *words),
         *("--key-file", str(key_file), "--data-dir", str(key_file.parent), *options),
         KVCENSUS_BOOTSTRAP_SERVERS="",
     )

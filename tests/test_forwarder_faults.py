@@ -185,6 +185,33 @@ def test_only_what_replay_could_not_return_is_lost_by_a_kill(kafka: Kafka, tmp_p
     assert found.resets() == []
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["numbered each by itself", "numbered together"])
+def test_killed_again_and_again_several_ranks_on_one_socket_lose_nothing(kafka: Kafka, tmp_path: Path, key_file: Path, own: bool) -> None:
+    generator = random.Random(6)
+    folder = tmp_path / "spool"
+    order = [generator.choice([0, 0, 1, 2]) for _ in range(900)]
+    with WireEngine() as engine:
+        settings = config(engine, kafka.bootstrap_servers, spool=folder, dp_rank=None, key=load_or_create_key(key_file)[0])
+        engine.publish_as(*order[:300], own=own, missed=True)
+        for start in (300, 600):
+            asked = len(engine.questions)
+            with killed(command_for(settings, key_file, "--no-metrics")):
+                wait_for(lambda: len(engine.questions) > asked, "a forwarder that asks")  # noqa: B023
+                engine.publish_as(*order[start : start + 300], own=own)
+                time.sleep(generator.uniform(0, 0.3))  # whatever it is doing then
+        ends = {rank: order.count(rank) if own else len(order) for rank in (0, 1, 2)}
+        with running(settings) as run:
+            wait_for(lambda: all(taken_in(folder, rank) == end for rank, end in ends.items()), "everything")
+            run.finish()
+        found = read_whole(kafka.bootstrap_servers)
+    assert found.losses() == []
+    assert found.resets() == []
+    for rank, end in ends.items():
+        seqs = [message.seq for message in once(found.of(rank))]
+        assert seqs == (list(range(end)) if own else [place for place, one in enumerate(order) if one == rank])
+        assert len(found.of(rank).lives()) == 1
+
+
 def test_a_forwarder_stops_although_the_engine_goes_on(kafka: Kafka, tmp_path: Path) -> None:
     with WireEngine() as engine:
         settings = config(engine, kafka.bootstrap_servers, spool=tmp_path / "spool")
