@@ -108,6 +108,8 @@ class _Run:
         self._lanes = lanes
         self._started_ms = _now_ms()
         self._entries: list[Entry] = []
+        self._committed: bytes | None = None
+        """What the spool was told last of where the streams stand; None while it is being told."""
         self._started: set[int] = set()
         self._answered_for = -1
         self._engine_started_us: int | None = None
@@ -116,7 +118,7 @@ class _Run:
         stack.callback(self._close_lanes)
         left = self._left_behind()
         self._ranks = Ranks(self._make_stream, dp_rank=config.dp_rank, positions=left, max_payload_bytes=config.max_payload_bytes)
-        self._rekeyed = [] if self._same_scope else [name for name, position in left.items() if position.next_seq is not None]
+        self._rekeyed = [] if self._same_scope else list(left)
         self._subscription = stack.enter_context(
             Subscription(
                 config.endpoint,
@@ -146,8 +148,7 @@ class _Run:
             reason = self._forward(stop)
             return self._finish(reason)
         except BaseException as error:
-            self._put_lifecycle("stop", f"failed: {type(error).__name__}")
-            self._commit()
+            self._say_failed(f"failed: {type(error).__name__}")
             if self._outlet is not None:
                 self._outlet.close(time.monotonic() + 1.0)
             raise
@@ -179,7 +180,9 @@ class _Run:
             logger.warning("the spool in %s does not say where its stream stood: attaching anew", self._spool.place)
             return {}
         self._same_scope = left.scope == self._scope
-        return usable_positions(self._config.dp_rank, left.positions)
+        usable = usable_positions(self._config.dp_rank, left.positions)
+        # A life without a batch on disk may have had some all the same, while the disk was full, and of an engine that is gone by now.
+        return {name: position for name, position in usable.items() if position.next_seq is not None}
 
     def _rekey(self) -> list[records.RankMessage]:
         """Ids of another key or model do not compare with those from here on: another life, although the engine goes on."""
@@ -328,10 +331,23 @@ class _Run:
         """Into the spool with what was made, together with where the streams stand after it."""
         if self._entries:
             entries, self._entries = self._entries, []
-            # Without Kafka the spool keeps only where the streams stand: the records are in the segments.
-            self._spool.append(
-                entries if self._outlet is not None else (), checkpoint.encode(Checkpoint(self._scope, self._ranks.positions))
-            )
+            self._append(entries, checkpoint.encode(Checkpoint(self._scope, self._ranks.positions)))
+
+    def _append(self, entries: list[Entry], written: bytes) -> None:
+        self._committed = None
+        # Without Kafka the spool keeps only where the streams stand: the records are in the segments.
+        self._spool.append(entries if self._outlet is not None else (), written)
+        self._committed = written
+
+    def _say_failed(self, reason: str) -> None:
+        """The last record of a run that an error ends, or a second signal: anywhere, also between a batch and its messages.
+
+        So what is not in the spool is left to a successor, to ask the engine for once more, and the streams stand where they stood.
+        """
+        if self._committed is not None:  # else it ended within the spool itself
+            self._entries = []
+            self._put_lifecycle("stop", reason)
+            self._append(self._entries, self._committed)
 
     def _pump(self) -> bool:
         return self._outlet is not None and self._outlet.pump()

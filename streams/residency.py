@@ -572,7 +572,7 @@ class RankCore:
 
         If it replays what was already counted, engine time tells: such batches only rebuild the state.
         """
-        if self._life_id:
+        if self.watermark_us:  # else there was no batch to have missed any after
             self._carry_history()
             for group, blocks in self._groups.items():
                 for block in blocks.values():

@@ -85,6 +85,11 @@ def test_a_forwarder_that_reads_all_again_counts_nothing_twice_and_remembers_whe
     assert [row.elapsed_us // SECOND for row in rows.recomputes] == [1, 5]
 
 
+def test_a_forwarder_that_attaches_anew_before_the_first_batch_missed_nothing() -> None:
+    seen = batch(0, 1, store(), life="two"), batch(1, 2, remove(), life="two"), batch(2, 3, store(), life="two")
+    assert document(DECLARED, message(life="two", declaration=EXACT), *seen) == document(message(life="two", declaration=EXACT), *seen)
+
+
 def test_a_row_is_declared_as_it_was_counted_whenever_it_is_given_out() -> None:
     stream = [
         message(declaration=Declaration("none", "per_copy", workload="old")),
