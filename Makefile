@@ -1,7 +1,7 @@
 # Needs make and Python 3.11 to 3.13; everything else goes into .venv. After the first run nothing is fetched any more.
 #
 #   make demo                     the whole pipeline on this machine; ARGS="--once --json" and the like are passed on
-#   make test                     all tests; ARGS="-k broker" and the like are passed on to pytest
+#   make test                     all tests, some files at a time; ARGS="-n 0 -k broker" and the like are passed on to pytest
 #   make lint                     style and types
 #   PYTHON=/path/to/python make … a Python of your choice
 
@@ -23,7 +23,7 @@ demo: $(STAMP)
 	@$(BIN)/kvcensus demo $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

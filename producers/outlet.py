@@ -21,6 +21,7 @@ logger = logging.getLogger("kvcensus.forwarder")
 _IN_FLIGHT_BYTES = 16 * 1024 * 1024
 _PROBE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.5
+_JOIN_SECONDS = 0.2
 
 
 class Outlet:
@@ -95,7 +96,7 @@ class Outlet:
         if self._open:
             self._delivery.close(0.0)
             self._release()
-        self._probe.join(_PROBE_SECONDS + 1.0)
+        self._probe.join(_JOIN_SECONDS)  # one that waits for an answer ends with the process
 
     def _hand_over(self) -> bool:
         moved = False

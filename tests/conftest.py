@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "partitions(n): how many partitions the topics of the `kafka` fixture have (default 4)")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Files run at a time: one for each core, two at least since much of a test is waiting; one where all share a Kafka."""
+    return 0 if external_servers() else max(os.cpu_count() or 1, 2)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -193,7 +193,11 @@ def test_a_recorded_page_is_served_as_it_is() -> None:
         assert metrics(server.endpoints()[1]).dp_rank == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b""), gzip.compress(b'{"t": 1}\n'), gzip.compress(b"x" * 99)[:-9]])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no gzip", gzip.compress(b""), gzip.compress(b'{"t": 1}\n'), gzip.compress(b"x" * 99)[:-9]],
+    ids=["nothing", "no gzip", "empty", "no page", "cut short"],
+)
 def test_what_holds_no_pages_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.metrics.jsonl.gz"
     path.write_bytes(content)
