@@ -7,6 +7,7 @@ if the machine goes down, so does the engine, and its hashes with it. An entry t
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from array import array
@@ -32,6 +33,9 @@ _SLICE = 16_384
 """Entries of a snapshot in one frame."""
 _SPARE = 65_536
 """Entries more than twice a snapshot's before the file is worth writing anew."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Columns(msgspec.Struct, array_like=True, gc=False):
@@ -61,8 +65,8 @@ _scope_decoder = msgspec.msgpack.Decoder(_Scope)
 class BridgeJournal:
     """The journal at ``path`` for ``scope``; one for another scope, or none, begins anew. Used by one thread.
 
-    Raises :class:`KvcensusError` if the file cannot be used at all. Later, a disk that takes nothing costs what would have been
-    written (``skipped``), and is told once.
+    Raises :class:`KvcensusError` if the file cannot be used at all. A full disk, and later any that takes nothing, costs what would
+    have been written (``skipped``), and is told once.
     """
 
     def __init__(self, path: Path, scope: bytes) -> None:
@@ -82,6 +86,9 @@ class BridgeJournal:
             if not self._open():
                 self._begin()
         except OSError as error:
+            if error.errno in _FULL:
+                self._note_fault(error)
+                return
             raise KvcensusError(f"the bridge journal {path} cannot be used: {error.strerror or error}") from error
 
     def recovered(self) -> Iterator[Learned]:

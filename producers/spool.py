@@ -88,6 +88,8 @@ class Spool:
         self._descriptor: int | None = None
         self._unsynced = False
         self._failing = False
+        self._told = False
+        """Whether people know that the disk takes nothing."""
         self._lock = FolderLock(folder, "spool") if folder is not None else None
         try:
             if folder is not None:
@@ -421,6 +423,9 @@ class Spool:
         if not self._failing:
             self._failing = True
             self.faults += 1
+            if self._told:
+                return
+            self._told = True
             logger.warning(
                 "the spool in %s cannot be written (%s): up to %.3g MiB wait in memory until it can, and are lost if the forwarder ends",
                 self.folder,
@@ -446,6 +451,7 @@ class Spool:
         self._failing = False
         self._begin_segment()
         if self._active.path is not None:
+            self._told = False
             logger.warning("the spool in %s can be written again", self.folder)
 
     # -- what was acknowledged

@@ -129,6 +129,16 @@ def test_a_file_that_is_no_journal_begins_anew(path: Path, data: bytes) -> None:
     assert read(path) == [block(1)]
 
 
+def test_a_journal_can_be_opened_on_a_full_disk(path: Path, disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
+    disk.room = 0
+    with BridgeJournal(path, b"scope") as journal:
+        journal.append([block(1)])
+        assert (journal.skipped, len(caplog.records)) == (1, 1)
+        disk.room = None
+        journal.append([block(2)])
+    assert read(path) == [block(2)]
+
+
 def test_a_full_disk_costs_entries_and_is_told_once(path: Path, disk: Disk, caplog: pytest.LogCaptureFixture) -> None:
     with BridgeJournal(path, b"one") as journal:
         journal.append([block(1)])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -407,6 +410,10 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["simulate", *arguments])
 
 
+def run_raising(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *arguments], catch_exceptions=False)
+
+
 def test_the_command_writes_captures_of_a_synthetic_fleet(tmp_path: Path) -> None:
     target = tmp_path / "fleet.frames.jsonl.gz"
     shape = ["--synthetic", "--ranks", "4", "--dp-size", "2", "--seed", "5", "--duration", "8", "--restart-every", "3", "--salts", "2"]
@@ -420,6 +427,21 @@ def test_the_command_writes_captures_of_a_synthetic_fleet(tmp_path: Path) -> Non
         assert [rank.dp_rank for rank in ranks] == [0, 1]
         assert all(len(rank.batches_per_life() or ()) == 2 for rank in ranks)
         assert one["messages"] == sum(len(list(rank.batches)) for rank in ranks)
+
+
+def test_a_capture_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "x.frames.jsonl.gz"
+    target.write_bytes(b"before")
+    before = recording._write_one
+
+    def full(ranks: Sequence[RankSource], raw: io.BufferedWriter) -> int:
+        before(ranks, raw)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(recording, "_write_one", full)
+    with pytest.raises(KvcensusError, match="can't be written: No space left"):
+        run_raising("--synthetic", "--instances", "1", "--duration", "2", "--write", str(target))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(target.name, b"before")]
 
 
 def test_the_command_writes_a_trace_and_says_what_does_not_fit(tmp_path: Path) -> None:

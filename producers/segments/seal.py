@@ -290,7 +290,7 @@ def convert_waiting(folder: Path) -> int:
             convert(wal)
         except (OSError, SegmentError) as error:
             failed += 1
-            logger.warning("segment %s stays as it is for now: %s", wal, error)
+            logger.warning("segment %s stays as it is for now: %s", wal, error.strerror or error if isinstance(error, OSError) else error)
     return failed
 
 

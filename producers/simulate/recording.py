@@ -8,6 +8,7 @@ import heapq
 import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from producers import capture, wire
@@ -75,11 +76,29 @@ def write(sources: Sequence[RankSource], path: Path) -> dict[str, tuple[Path, in
     for name, target in paths_for(sources, path).items():
         ranks = [source for source in sources if source.instance_id == name]
         try:
-            with target.open("wb") as raw:
+            with _whole(target) as raw:
                 written[name] = (target, _write_one(ranks, raw))
         except OSError as error:
             raise KvcensusError(f"{target}: can't be written: {error.strerror or error}") from error
     return written
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[io.BufferedWriter]:
+    """``target`` to write to: all of it is there afterwards, or what was there before."""
+    if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
+        with target.open("wb") as file:
+            yield file
+        return
+    draft = target.with_name(f".{target.name}.part")
+    try:
+        with draft.open("wb") as file:
+            yield file
+        draft.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
 
 
 def _write_one(ranks: Sequence[RankSource], raw: io.BufferedIOBase | io.BufferedWriter) -> int:
