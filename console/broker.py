@@ -23,7 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
+from urllib.parse import urlsplit
 
+import click
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -162,14 +164,28 @@ def running_broker(data_dir: Path) -> str | None:
 def find_bootstrap_servers(given: str | None, data_dir: Path) -> str:
     """Which Kafka to talk to: ``given``, else $KVCENSUS_BOOTSTRAP_SERVERS, else the running embedded broker of ``data_dir``.
 
-    Raises :class:`KvcensusError` when there is none.
+    Raises :class:`KvcensusError` when there is none, and :class:`click.UsageError` for what is no list of addresses.
     """
     found = given or os.environ.get(environment.BOOTSTRAP_SERVERS) or running_broker(data_dir)
     if not found:
         raise KvcensusError(
             f"no Kafka: give --bootstrap-servers HOST:PORT (or {environment.BOOTSTRAP_SERVERS}); no embedded broker runs for {data_dir}"
         )
+    for address in found.split(","):
+        if not _is_address(address.strip()):
+            raise click.UsageError(f"--bootstrap-servers: {address.strip()!r} is no address of a Kafka: expected HOST:PORT[,HOST:PORT…]")
     return found
+
+
+def _is_address(address: str) -> bool:
+    """Whether the client library reads ``address`` as what it says: it takes any text, and a port above 65535 for another one."""
+    try:
+        parts = urlsplit(f"//{address.rpartition('://')[2]}")
+        port = parts.port
+    except ValueError:  # a port that is no port, a bracket that is not closed
+        return False
+    plain = not (parts.path or parts.query or parts.fragment or "@" in parts.netloc or parts.netloc.endswith(":"))
+    return bool(parts.hostname) and plain and port != 0 and address.isprintable() and " " not in address
 
 
 class _NotUp(Exception):

@@ -68,7 +68,8 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except click.UsageError as error:
-        at = error.ctx.command_path if error.ctx else "kvcensus"
+        # The parser itself does not say which command it was at.
+        at = error.ctx.command_path if error.ctx else " ".join(["kvcensus", *(word for word in sys.argv[1:2] if word in COMMANDS)])
         click.echo(f"{at}: {' '.join(error.format_message().split())} (see `{at} -h`)", err=True)
         code = error.exit_code
     except click.ClickException as error:

@@ -12,7 +12,7 @@ from console import config_file
 from console.declaration_options import YEAR_SECONDS, declaration_options, rank_facts_options
 from console.forward_config import LIVE_PORT, LOOPBACK, METRICS_PORT
 from console.number_options import FiniteRange
-from console.option_types import ByteSize, Endpoint, HttpUrl, KeyValue, ListenAddress, Name, show_size
+from console.option_types import ByteSize, Endpoint, Folder, HttpUrl, KeyValue, ListenAddress, Name, show_size
 from console.sectioned_command import BriefOption
 from producers.identity import MAX_EPOCH
 from producers.resolver import DEFAULT_MAX_BLOCKS
@@ -70,7 +70,7 @@ def _seconds(name: str, default: float | None, meaning: str, least: FiniteRange 
 
 
 def _folder(name: str, meaning: str, **settings: Any) -> Callable[[C], C]:
-    return _option(name, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=meaning, **settings)
+    return _option(name, type=Folder(), metavar="DIR", help=meaning, **settings)
 
 
 _OPTIONS: Sequence[Callable[[Any], Any]] = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -36,6 +38,19 @@ class Name(click.ParamType):
         if len(text) > self.most:
             self.fail(f"a name of {len(text)} characters is too long: at most {self.most}", param, ctx)
         return text
+
+
+class Folder(click.Path):
+    """A folder, there or to be made. An empty name, most often of a variable that is not set, is not the folder one stands in."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click has it."""
+        if not str(value):
+            self.fail("an empty name is no folder", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Endpoint(click.ParamType):

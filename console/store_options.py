@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from console.option_types import Folder
 from schemas import environment
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -17,7 +17,7 @@ def store_options(command: C) -> C:
     """Add ``--clickhouse-url`` and ``--data-dir`` (a :class:`Path`, settled to its default by :func:`environment.data_dir`)."""
     command = click.option(
         "--data-dir",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=Folder(),
         envvar=environment.DATA_DIR,
         callback=lambda _context, _parameter, value: environment.data_dir(value),
         help=f"Folder of the embedded store, where no ClickHouse is named. [env: {environment.DATA_DIR}]",

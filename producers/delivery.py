@@ -61,6 +61,11 @@ class DeliveryError(KvcensusError):
     """Kafka cannot be used as it was asked for; one line says why and what to do."""
 
 
+def check_options(bootstrap_servers: str, options: Mapping[str, str]) -> None:
+    """Raise :class:`DeliveryError` for options that no :class:`Delivery` can be made with. Connects to nothing that it waits for."""
+    Delivery(bootstrap_servers, options, bytes)
+
+
 class Delivery:
     """A producer for a few topics. Used by one thread. ``options`` are librdkafka properties.
 

@@ -30,6 +30,12 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
         ["topics", "x"],
         ["worker", "--window", "nan"],
         ["simulate", "--synthetic", "--ranks", "1000000000"],
+        ["forward", "--instance"],
+        ["forward", "--instance", "a", "--spool-dir", ""],
+        ["forward", "--instance", "a", "--bootstrap-servers", "localhost:99999"],
+        ["forward", "--instance", "a", "--bootstrap-servers", "127.0.0.1:9", "--dp-size", "2", "--kafka-option", "nope=1"],
+        ["topics", "create", "--data-dir", ""],
+        ["topics", "check", "--bootstrap-servers", "::::"],
     ],
 )
 def test_a_mistake_in_the_command_line_is_one_line(arguments: list[str]) -> None:
@@ -37,6 +43,7 @@ def test_a_mistake_in_the_command_line_is_one_line(arguments: list[str]) -> None
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
+    assert arguments == ["nope"] or f" {arguments[0]}" in done.stderr.partition(":")[0]
     assert " -h`" in done.stderr
 
 

@@ -51,6 +51,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KVCENSUS_DATA_DIR", str(tmp_path / "data"))
     # These tests are about what a forwarder is told, and end where it would begin.
     monkeypatch.setattr(Forwarder, "run", _begin)
+    monkeypatch.setattr("console.commands.forward.check_options", lambda servers, options: None)
 
 
 def told(*arguments: str, **environ: str) -> ForwarderConfig:
@@ -158,6 +159,18 @@ def test_labels_and_kafka_properties_are_joined_one_by_one(tmp_path: Path) -> No
     )
     assert found.labels == {"a": "line", "b": "environment two", "c": "3"}
     assert found.kafka_options == {"security.protocol": "line", "sasl.username": "environment", "linger.ms": "5", "x": "true"}
+
+
+@pytest.mark.parametrize("servers", ["kafka", "kafka:9092", "a:1,b:2, c", "[::1]:9092", "SASL_SSL://kafka:9093", "10.0.0.1:9092"])
+def test_addresses_of_kafka(servers: str) -> None:
+    assert told("--instance", "chat", "--bootstrap-servers", servers).bootstrap_servers == servers
+
+
+@pytest.mark.parametrize(
+    "servers", ["::::", "kafka:99999", "kafka:0", "kafka:x", "kafka:", "a,,b", "kafka:1/x", "[::1", "a b", " ", "u@kafka:1"]
+)
+def test_what_is_no_address_of_a_kafka(servers: str) -> None:
+    assert "is no address of a Kafka" in refused("--instance", "chat", "--bootstrap-servers", servers)
 
 
 def test_a_property_may_have_several_lines_a_label_not(tmp_path: Path) -> None:

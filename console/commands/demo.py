@@ -9,6 +9,7 @@ from typing import cast
 import click
 
 from console.number_options import FiniteRange
+from console.option_types import Folder
 from schemas import environment
 from schemas.errors import KvcensusError
 
@@ -36,7 +37,7 @@ _SHORTEST, _LONGEST = 15.0, 3_600.0
 )
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     envvar=environment.DATA_DIR,
     show_envvar=True,
     help="Data folder; the demo keeps its own files in `demo` there.  [default: kvcensus in your state folder]",

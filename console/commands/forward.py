@@ -34,6 +34,7 @@ from console.forward_options import FILE_OPTIONS, KEY_NAME, SECTIONS, forward_op
 from console.option_types import KeyValue
 from console.sectioned_command import ARGUMENTS, SectionedCommand
 from console.supervisor import USAGE, Ended, Job, supervise
+from producers.delivery import DeliveryError, check_options
 from producers.forwarder import Forwarder, Outcome
 from producers.identity import IdentityKey, load_key, load_or_create_key
 from schemas import environment
@@ -93,6 +94,11 @@ def forward(
     labels = {**file.tables.get("labels", {}), **_labels_of_environment(), **dict(label)}
     kafka = {**file.tables.get("kafka", {}), **environment.kafka_options(f"{key}={value}" for key, value in kafka_option)}
     servers = None if given.segments and not given.bootstrap_servers else find_bootstrap_servers(given.bootstrap_servers, folder)
+    if servers is not None and child_rank is None:  # a child that ended for them would be started again and again
+        try:
+            check_options(servers, kafka)
+        except DeliveryError as error:
+            raise click.UsageError(str(error)) from None
     key = _key(given.key_file, given.key_epoch, folder)
     holds_password = any(word in name for name in file.tables.get("kafka", {}) for word in ("password", "secret"))
     if file.exposed and holds_password and child_rank is None:  # a child reads a copy that nobody else can open

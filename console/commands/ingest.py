@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from console.broker import find_bootstrap_servers
 from console.number_options import FiniteRange
+from console.option_types import Folder
 from producers.delivery import Delivery
 from producers.segments.ingest import Ingest, Tally
 from producers.segments.shape import Fact
@@ -43,7 +44,7 @@ _PROBE_SECONDS = 0.5
 @click.option("--kafka-option", multiple=True, metavar="KEY=VALUE", help="A librdkafka property; repeatable.")
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     envvar=environment.DATA_DIR,
     show_envvar=True,
     help="Data folder of this host.",

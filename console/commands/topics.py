@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from console.broker import find_bootstrap_servers
+from console.option_types import Folder
 from console.topic_admin import TopicsReport, check_topics, create_topics
 from schemas import environment
 from schemas.errors import KvcensusError
@@ -26,7 +27,7 @@ def _shared_options(command: Callable[P, T]) -> Callable[P, T]:
         click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines."),
         click.option(
             "--data-dir",
-            type=click.Path(path_type=Path, file_okay=False),
+            type=Folder(),
             envvar=environment.DATA_DIR,
             help="Where to look for a running embedded broker.",
         ),

@@ -11,6 +11,7 @@ import click
 
 from console.broker import find_bootstrap_servers
 from console.number_options import FiniteRange
+from console.option_types import Folder
 from schemas import environment
 from streams import settings as worker_settings
 
@@ -34,7 +35,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     envvar=environment.DATA_DIR,
     help="Where the embedded store lies, and a running embedded broker is found.",
 )
