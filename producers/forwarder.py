@@ -47,6 +47,9 @@ _SLICE = 500
 _SLICE_SHARE = 64
 """Nor more payload at once than this part of the spool's bound: what goes in at once is forced out at once, and it is the newest."""
 _IDLE_WAIT = 0.1
+_QUIET_SECONDS = 60.0
+_APART_SECONDS = 5.0
+"""An engine that is not connected for so long is worth a line: the address may be wrong."""
 _DRAIN_SECONDS = 1.0
 _SYNC_SECONDS = 1.0
 _SCRAPE_PATIENCE = 2.0
@@ -107,6 +110,8 @@ class _Run:
         self._forwarder = forwarder
         self._lanes = lanes
         self._started_ms = _now_ms()
+        self._overdue, self._overdue_quiet_until = 0, 0.0
+        self._connected_at, self._apart_told = time.monotonic(), False
         self._entries: list[Entry] = []
         self._committed: bytes | None = None
         """What the spool was told last of where the streams stand; None while it is being told."""
@@ -217,6 +222,7 @@ class _Run:
             busy = self._pump()
             self._subscription.poll(0 if ready else 0.005 if busy else _IDLE_WAIT)
             now = time.monotonic()
+            self._watch_connection(now)
             if now >= beat_at:
                 beat_at = now + config.heartbeat
                 self._declare_forgotten()
@@ -295,6 +301,23 @@ class _Run:
             if self._engine_started_us is not None:
                 self._answered_for = connection
         return self._engine_started_us
+
+    def _watch_connection(self, now: float) -> None:
+        """Say when the engine cannot be reached, and when it can again; and that its replay socket is silent, now and then."""
+        overdue = self._subscription.continuity.counters.replays_overdue
+        if overdue > self._overdue and now >= self._overdue_quiet_until:
+            self._overdue_quiet_until = now + _QUIET_SECONDS
+            endpoint, patience = self._config.replay_endpoint, self._config.replay_timeout
+            logger.warning("no answer from the replay socket at %s for %g s: what was missed is declared lost", endpoint, patience)
+        self._overdue = overdue
+        if not self._subscription.connected:
+            if now - self._connected_at >= _APART_SECONDS and not self._apart_told:
+                self._apart_told = True
+                logger.warning("no connection to the engine at %s; trying on", self._config.endpoint)
+            return
+        if self._apart_told:
+            logger.warning("connected to the engine at %s", self._config.endpoint)
+        self._connected_at, self._apart_told = now, False
 
     def _declare_forgotten(self) -> None:
         self._put(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,12 +15,16 @@ from producers.identity import Identity
 from producers.resolver import RankResolver
 from producers.restate import Entry, Kind
 from producers.segments.writer import SegmentWriter, rank_folder
-from producers.stream import Position, RankStream
+from producers.stream import NO_SEQ, Position, RankStream
 from producers.tally import DeclaredLog, Tally
 from schemas import codec, records, topics
 from schemas.records import EngineMetrics, Lifecycle, RankMessage, rank_key
 
 logger = logging.getLogger("kvcensus.forwarder")
+
+_MOST_TOLD = 10
+_TELL_SECONDS = 60.0
+"""So many refused batches are told one by one in that many seconds; of the others, how many: an engine may send nothing else."""
 
 
 class Lane:
@@ -53,6 +58,7 @@ class Lane:
             profile=config.engine_profile,
         )
         self._scope = scope
+        self._tell_anew, self._told, self._untold = 0.0, 0, 0
         self._journal = self._open_journal(config.spool, dp_rank) if config.spool is not None else None
         self.segments = (
             SegmentWriter(
@@ -139,9 +145,23 @@ class Lane:
         if message.loss is not None:
             logger.warning("%s: lost %d to %d (%s)", self.key, message.loss.first_seq, message.loss.last_seq, message.loss.reason)
         elif message.refusal is not None:
-            logger.warning("%s: refused %d (%s)", self.key, message.seq, message.refusal.reason)
+            self._tell_refusal(message.seq, message.refusal.reason)
         elif message.holder_reset is not None:
             logger.warning("%s: another life begins (%s)", self.key, message.holder_reset.reason)
         elif message.identity_refused is not None:
             forgot = message.identity_refused
             logger.warning("%s: forgot %d blocks of group %d to stay within --max-blocks", self.key, forgot.refused, forgot.group_idx)
+
+    def _tell_refusal(self, seq: int, reason: str) -> None:
+        now = time.monotonic()
+        if now >= self._tell_anew:
+            if self._untold:
+                logger.warning("%s: refused %d more meanwhile", self.key, self._untold)
+            self._tell_anew, self._told, self._untold = now + _TELL_SECONDS, 0, 0
+        self._told += 1
+        if self._told > _MOST_TOLD:
+            self._untold += 1
+            return
+        what = "a batch" if seq >= NO_SEQ else str(seq)
+        more = f"; more within {_TELL_SECONDS:g} s are counted only" if self._told == _MOST_TOLD else ""
+        logger.warning("%s: refused %s (%s)%s", self.key, what, reason, more)

@@ -23,7 +23,8 @@ from schemas.records import Batch, Declaration, EngineProfile, HolderReset, Iden
 REMEMBERED_FRAMES = 16_384
 """Frames of a life whose digest is kept to know a duplicate: more than an engine's replay buffer holds (10,000 by default)."""
 
-_MAX_SEQ = 2**63 - 1
+NO_SEQ = 2**63 - 1
+"""Above every sequence number; stands for that of a batch that has none in its stream's order."""
 _MISSING = "missing in the stream"
 _UNPROVEN = "missing in the stream after the connection had broken, and nothing proves that the engine is still in the same life"
 
@@ -176,7 +177,7 @@ class RankStream:
             self.counters.duplicates += 1
             return []
         if verdict == "stray":
-            return [self._refuse(seq if 0 <= seq < _MAX_SEQ else _MAX_SEQ, payload, note, observed_at_ms)]
+            return [self._refuse(seq if 0 <= seq < NO_SEQ else NO_SEQ, payload, note, observed_at_ms)]
         messages = []
         if verdict == "restart":
             assert batch is not None
@@ -211,7 +212,7 @@ class RankStream:
 
     def pass_over(self, seq: int, at_us: int, digest: bytes, observed_at_ms: int, *, reconnected: bool = False) -> list[RankMessage]:
         """Number ``seq`` is another rank's batch, of engine time ``at_us``: the loss that shows in it, if any."""
-        if not (self.next_seq or 0) <= seq < _MAX_SEQ:
+        if not (self.next_seq or 0) <= seq < NO_SEQ:
             return []
         messages = self._catch_up(seq, observed_at_ms, reconnected)
         self._anchor = digest
@@ -250,7 +251,7 @@ class RankStream:
 
     def refuse(self, payload: bytes, reason: str, observed_at_ms: int) -> RankMessage:
         """Refuse a frame of the socket that is no part of this stream's order."""
-        return self._refuse(_MAX_SEQ, payload, reason, observed_at_ms)
+        return self._refuse(NO_SEQ, payload, reason, observed_at_ms)
 
     def _judge(self, seq: int, payload: bytes, digest: bytes) -> tuple[Verdict, wire.WireBatch | None, str]:
         expected = self.next_seq
@@ -258,11 +259,11 @@ class RankStream:
         if behind and self._restarted is None and self._seen.get(seq) == digest:
             return "duplicate", None, ""
         try:
-            if not 0 <= seq < _MAX_SEQ:
+            if not 0 <= seq < NO_SEQ:
                 raise wire.WireError(f"sequence number {seq} is out of range")
             batch = wire.decode(payload, self._max_payload_bytes, self._profile)
         except wire.WireError as error:
-            if behind or not 0 <= seq < _MAX_SEQ:
+            if behind or not 0 <= seq < NO_SEQ:
                 return "stray", None, str(error)
             return ("next" if expected in (None, seq) else "gap"), None, str(error)
         fell = f"sequence fell from {expected} to {seq}: the engine restarted"

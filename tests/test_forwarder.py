@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
@@ -426,8 +427,8 @@ def test_missing_topics_are_named_with_the_remedy_and_cost_nothing(tmp_path: Pat
         (("--instance", ""), 2, "--instance"),
         (("--instance", "x", "--endpoint", "localhost"), 2, "tcp://HOST:PORT"),
         (("--instance", "x", "--reuse-reporting", "maybe"), 2, "--reuse-reporting"),
-        (("--instance", "x", "--kafka-option", "acks=0", "--bootstrap-servers", "127.0.0.1:9"), 1, "acks"),
-        (("--instance", "x", "--kafka-option", "nonsense=1", "--bootstrap-servers", "127.0.0.1:9"), 1, "nonsense"),
+        (("--instance", "x", "--kafka-option", "acks=0", "--bootstrap-servers", "127.0.0.1:9"), 2, "acks"),
+        (("--instance", "x", "--kafka-option", "nonsense=1", "--bootstrap-servers", "127.0.0.1:9"), 2, "nonsense"),
         (("--instance", "x", "--kafka-option", "nonsense", "--bootstrap-servers", "127.0.0.1:9"), 2, "KEY=VALUE"),
         (("--instance", "x", "--key-file", "/nowhere/key", "--bootstrap-servers", "127.0.0.1:9"), 1, "/nowhere/key"),
         (("--instance", "x"), 1, "--bootstrap-servers"),
@@ -442,3 +443,47 @@ def test_what_is_wrong_is_said_without_a_traceback(tmp_path: Path, arguments: tu
 def test_an_endpoint_that_cannot_be_used_is_refused_by_the_api_too() -> None:
     with pytest.raises(KvcensusError, match="tcp://HOST:PORT"):
         Forwarder(ForwarderConfig("x", "nowhere", "127.0.0.1:9", ephemeral_key())).run(threading.Event())
+
+
+# -- what people are told
+
+
+def test_an_address_without_an_engine_is_told_and_so_is_the_engine_that_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr("producers.forwarder._APART_SECONDS", 0.2)
+    with WireEngine() as engine:
+        engine.crash()
+        with running(config(engine, None, segments=tmp_path)) as run:
+            wait_for(lambda: f"no connection to the engine at {engine.endpoint}" in caplog.text, "the engine that is not there")
+            engine.start()
+            wait_for(lambda: f"connected to the engine at {engine.endpoint}" in caplog.text, "the engine that came")
+            run.finish()
+    assert caplog.text.count("no connection") == 1
+
+
+def test_a_replay_socket_that_says_nothing_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with WireEngine(replay="silent") as engine, running(config(engine, None, segments=tmp_path, replay_timeout=0.2)) as run:
+        engine.wait_subscribed()
+        for _ in range(3):
+            engine.publish(2, missed=True)
+            engine.publish(2)
+        wait_for(lambda: run.forwarder.tally.batches == 6, "batches")
+        run.finish()
+    assert caplog.text.count(f"no answer from the replay socket at {engine.replay_endpoint}") == 1
+
+
+def test_batches_that_are_refused_one_after_another_do_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with WireEngine() as engine, running(config(engine, None, segments=tmp_path)) as run:
+        engine.wait_subscribed()
+        for _ in range(30):
+            engine.send(b"no batch")
+        wait_for(lambda: run.forwarder.tally.refused == 30, "refusals")
+        run.finish()
+    told = [record.message for record in caplog.records if "refused" in record.message]
+    assert len(told) == 10
+    assert "refused 0 (" in told[0]
+    assert told[-1].endswith("more within 60 s are counted only")
