@@ -378,15 +378,20 @@ class Spool:
                 made.path, made.size = path, len(data)
             except OSError as error:
                 self._note_fault(error)
-        # One without entries has the same first index, and its file was replaced.
-        for empty in [segment for segment in self._segments if segment.first == first]:
-            self._segments.remove(empty)
-            self.bytes -= empty.size
+        # One without entries has the same first index; it stays as long as its file does.
+        self._drop_replaced(first, made.path)
         self._segments.append(made)
         self.bytes += made.size
         for segment in self._segments[-2:-1]:
             self._forget(segment)
         return made
+
+    def _drop_replaced(self, first: int, path: Path | None) -> None:
+        """Let go of segments without entries from ``first`` on whose file, if any, is another one's now."""
+        for empty in [segment for segment in self._segments if segment.first == first and not segment.runs]:
+            if empty.path is None or empty.path == path:
+                self._segments.remove(empty)
+                self.bytes -= empty.size
 
     def _checkpoint_written(self) -> bytes | None:
         return self._segments[-1].checkpoint if self._segments else self.checkpoint
@@ -435,7 +440,7 @@ class Spool:
 
     def _write_waiting(self, folder: Path) -> None:
         """Write what waits in memory, oldest first, so that what is on disk is always what came first; go on there if all went."""
-        for segment in self._segments:
+        for segment in list(self._segments):
             if segment.path is not None or not segment.runs:
                 continue
             assert segment.entries is not None
@@ -446,6 +451,7 @@ class Spool:
             except OSError as error:
                 self._note_fault(error)
                 return
+            self._drop_replaced(segment.first, path)
             self.bytes += len(data) - segment.size
             segment.path, segment.size = path, len(data)
         self._failing = False
