@@ -27,3 +27,12 @@ def test_the_journal_of_identities_stays_in_proportion_to_what_is_known(tmp_path
     successor = Lane(settings, "next", 0, b"scope", 0, lane.stream.position)
     assert known.items() <= {entry[0]: entry for entry in successor.resolver.entries()}.items()
     successor.close()
+
+
+def test_what_the_spool_may_force_out_is_what_a_loss_can_stand_for(tmp_path: Path) -> None:
+    settings = ForwarderConfig("chat", "tcp://127.0.0.1:1", "127.0.0.1:1", ephemeral_key(), spool=tmp_path)
+    lane = Lane(settings, "run", 0, b"scope", 0, None)
+    messages = [*lane.stream.start(0), *lane.stream.feed(0, payload(0), 0), *lane.stream.feed(1, b"garbage", 0)]
+    messages += lane.stream.feed(3, payload(3), 0)
+    assert [entry.kind for entry in lane.take(messages)] == ["keep", "batch", "batch", "keep", "batch"]
+    lane.close()

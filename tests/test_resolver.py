@@ -446,6 +446,8 @@ def test_the_bound_forgets_the_least_recently_stored() -> None:
     known = {h: resolve(target, stored([h], None)).ops[0].content_ids != b"" for h in (1, 2, 4)}
     assert known == {1: True, 2: True, 4: True}
     assert resolve(target, stored([3], None)).ops[0].content_ids == b""
+    resolve(target, stored([30], tokens_of(3)))  # what was forgotten under one hash is nothing that two hashes share
+    assert target.counters.shared_contents == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.sampled_from([4, 8]), st.booleans()), max_size=40), st.integers(1, 6))
