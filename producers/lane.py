@@ -15,10 +15,10 @@ from producers.identity import Identity
 from producers.resolver import RankResolver
 from producers.restate import Entry, Kind
 from producers.segments.writer import SegmentWriter, rank_folder
-from producers.stream import NO_SEQ, Position, RankStream
+from producers.stream import Position, RankStream
 from producers.tally import DeclaredLog, Tally
 from schemas import codec, records, topics
-from schemas.records import EngineMetrics, Lifecycle, RankMessage, rank_key
+from schemas.records import NO_SEQ, EngineMetrics, Lifecycle, RankMessage, rank_key
 
 logger = logging.getLogger("kvcensus.forwarder")
 
@@ -125,7 +125,6 @@ class Lane:
     def _open_journal(self, folder: Path, dp_rank: int) -> BridgeJournal:
         journal = BridgeJournal(folder / f"bridge-{dp_rank}.journal", self._journal_scope())
         self.resolver.restore(journal.recovered())
-        self.resolver.take_learned()  # it is written down already
         self._journaled = self.stream.life_id
         return journal
 

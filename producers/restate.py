@@ -13,13 +13,10 @@ from typing import Literal
 import msgspec
 
 from schemas import codec
-from schemas.records import Loss, RankMessage
+from schemas.records import NO_SEQ, Loss, RankMessage
 
 SPOOL_FULL = "the spool was full"
 """The ``reason`` of a loss that stands for batches which were forced out."""
-
-_MAX_SEQ = 2**63 - 1
-"""Stands on a refusal whose sender gave a number that is none."""
 
 Kind = Literal["batch", "keep", "droppable"]
 """How an entry may be dropped: for a loss that names it, never, or with nothing in its place but a count."""
@@ -153,7 +150,7 @@ class _Turns:
         entry = self._entries[place]
         message = _decode(entry)
         assert message is not None
-        if message.seq >= _MAX_SEQ:
+        if message.seq >= NO_SEQ:
             return True
         if run is not None and run.last.life_id == message.life_id:
             return not run.takes(message) or message.seq <= run.last_seq

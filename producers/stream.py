@@ -18,13 +18,11 @@ import msgspec
 from producers import wire
 from producers.continuity import payload_digest
 from producers.resolver import RankResolver
-from schemas.records import Batch, Declaration, EngineProfile, HolderReset, IdentityRefused, Loss, RankMessage, Refusal
+from schemas.records import NO_SEQ, Batch, Declaration, EngineProfile, HolderReset, IdentityRefused, Loss, RankMessage, Refusal
 
 REMEMBERED_FRAMES = 16_384
 """Frames of a life whose digest is kept to know a duplicate: more than an engine's replay buffer holds (10,000 by default)."""
 
-NO_SEQ = 2**63 - 1
-"""Above every sequence number; stands for that of a batch that has none in its stream's order."""
 _MISSING = "missing in the stream"
 _UNPROVEN = "missing in the stream after the connection had broken, and nothing proves that the engine is still in the same life"
 

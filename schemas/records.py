@@ -17,6 +17,9 @@ ID_BYTES = 16
 NO_ID = bytes(ID_BYTES)
 """Stands in a packed ``content_ids`` column where one block of the run is unresolved."""
 
+NO_SEQ = 2**63 - 1
+"""Stands on a refusal that took the place of no batch: its sender gave a number that no batch can have, or it is no part of the order."""
+
 OpKind = Literal["STORE", "REMOVE", "CLEAR"]
 ParentState = Literal["ROOT", "CONTENT", "UNKNOWN"]
 ReuseReporting = Literal["none", "labelled", "unlabelled"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from schemas.records import (
     ID_BYTES,
     NO_ID,
+    NO_SEQ,
     Declaration,
     GroupCounters,
     HolderReset,
@@ -35,9 +36,6 @@ LONGEST_OBSERVED_US = 400 * 24 * 3_600 * 1_000_000
 
 _DECLARED = ("reuse_reporting", "removals", "workload", "model", "kv_connector", "key_epoch", "canary")
 """What a row carries of a declaration, or is counted by."""
-
-NO_SEQ = 2**63 - 1
-"""Stands on the refusal of a message whose number no batch can have."""
 
 GPU = "GPU"
 

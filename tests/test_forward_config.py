@@ -350,8 +350,9 @@ def test_of_two_that_exclude_each_other_the_stronger_source_wins(tmp_path: Path)
     assert told(*BASE, "--no-metrics", "--config", file(tmp_path, 'metrics-listen = "127.0.0.1:0"')).metrics_listen is None
 
 
-def test_a_password_that_others_can_read_is_said(tmp_path: Path) -> None:
-    path = file(tmp_path, '[kafka]\nsasl.password = "hidden"\n')
+@pytest.mark.parametrize("name", ["sasl.password", "ssl.key.pem", "sasl.oauthbearer.client.secret"])
+def test_a_password_that_others_can_read_is_said(tmp_path: Path, name: str) -> None:
+    path = file(tmp_path, f'[kafka]\n{name} = "hidden"\n')
     for mode, said in ((0o644, True), (0o600, False)):
         Path(path).chmod(mode)
         err = CliRunner().invoke(forward, [*BASE, "--config", path]).stderr

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.records import Batch, Declaration, HolderReset, IdentityRefused, Loss, Op, RankMessage, RankWindow, Refusal
+from schemas.records import NO_SEQ, Batch, Declaration, HolderReset, IdentityRefused, Loss, Op, RankMessage, RankWindow, Refusal
 from sql.figures import assemble
 from sql.totals import totals_from_records
 from streams.offline import count
-from streams.residency import NO_SEQ, RankCore
+from streams.residency import RankCore
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND

@@ -18,7 +18,7 @@ from producers.segments import seal, shape
 from producers.segments.contract import ACTIVE
 from producers.segments.seal import SegmentError
 from producers.segments.writer import SegmentWriter, rank_folder
-from schemas.records import Declaration, EngineMetrics, HolderReset, RankMessage, Refusal
+from schemas.records import NO_SEQ, Declaration, EngineMetrics, HolderReset, RankMessage, Refusal
 from tests.counting import capture_sources, messages
 from tests.secret_forms import secret_forms
 from tests.segments import DECLARED, STARTED_MS, batch, by_rank, heartbeat, ingested, open_writer, records_of, write_ranks
@@ -429,7 +429,7 @@ def _what(message: RankMessage) -> str:
 
 def test_a_refusal_out_of_all_numbers_is_no_loss(tmp_path: Path) -> None:
     stray = batch(0)
-    stray.batch, stray.refusal, stray.seq = None, Refusal("garbage", 3), seal.NO_SEQ
+    stray.batch, stray.refusal, stray.seq = None, Refusal("garbage", 3), NO_SEQ
     with open_writer(tmp_path) as writer:
         for fact in (batch(0), stray, batch(1)):
             writer.write([fact])

@@ -100,7 +100,7 @@ def forward(
         except DeliveryError as error:
             raise click.UsageError(str(error)) from None
     key = _key(given.key_file, given.key_epoch, folder)
-    holds_password = any(word in name for name in file.tables.get("kafka", {}) for word in ("password", "secret"))
+    holds_password = any(word in name for name in file.tables.get("kafka", {}) for word in ("password", "secret", "key.pem"))
     if file.exposed and holds_password and child_rank is None:  # a child reads a copy that nobody else can open
         _say("the configuration file holds a password, and others than its owner can read it: chmod 600")
     if given.dp_size is not None and child_rank is None:

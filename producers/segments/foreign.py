@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from producers.segments.contract import CACHE_KINDS, Endpoint, Row
-from producers.segments.seal import NO_SEQ
 from producers.segments.shape import Fact
 from schemas.records import (
     NO_ID,
+    NO_SEQ,
     Batch,
     Declaration,
     HolderReset,

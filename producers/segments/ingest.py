@@ -18,10 +18,10 @@ from msgspec import structs
 from producers.segments import reader, unshape
 from producers.segments.contract import CACHE_KINDS, MARKERS, ContractError, Row, incarnation_order
 from producers.segments.foreign import ForeignRun, Survey
-from producers.segments.seal import NO_SEQ, SegmentError
+from producers.segments.seal import SegmentError
 from producers.segments.shape import Fact
 from schemas.errors import KvcensusError
-from schemas.records import EngineMetrics, Lifecycle, Loss, RankMessage
+from schemas.records import NO_SEQ, EngineMetrics, Lifecycle, Loss, RankMessage
 
 OnFile: TypeAlias = Callable[[Path], None]
 """Told of each file once it is done with, for whoever shows progress."""

@@ -40,14 +40,12 @@ from producers.segments.contract import (
 )
 from producers.segments.unshape import body_length
 from schemas.errors import KvcensusError
+from schemas.records import NO_SEQ
 
 logger = logging.getLogger("kvcensus.segments")
 
 BATCHES_KEY = b"kvcensus.batches"
 """Key of a Parquet file's metadata: JSON list of (life, first number, last number) of the batches in it."""
-
-NO_SEQ = 2**63 - 1
-"""Stands on the refusal of a message whose number no batch can have."""
 
 _CHUNK_ROWS = 1_024
 """Rows turned into columns at a time. That is one step of the interpreter, and whoever runs beside this thread waits for it: some ms."""

@@ -22,9 +22,9 @@ from urllib.parse import quote
 
 from producers.segments import seal, shape
 from producers.segments.contract import ACTIVE, WAL_SUFFIX, Record, incarnation, sealed_stem
-from producers.segments.seal import NO_SEQ, SegmentError
+from producers.segments.seal import SegmentError
 from producers.segments.shape import Fact
-from schemas.records import Declaration, Loss, RankMessage
+from schemas.records import NO_SEQ, Declaration, Loss, RankMessage
 
 logger = logging.getLogger("kvcensus.segments")
 
