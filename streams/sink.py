@@ -25,7 +25,7 @@ from sql.columns import ColumnBatch
 from sql.rows import TableRows
 from sql.store import Database, StoreError, StoreUnavailable, connect
 from streams.positions import Place
-from streams.settings import WorkerSettings
+from streams.settings import DEFAULT_SESSION_MS, WorkerSettings
 
 log = logging.getLogger("kvcensus.sink")
 _client_log = logging.getLogger("kvcensus.librdkafka")
@@ -138,6 +138,7 @@ class Sink:
             "auto.offset.reset": "earliest",
             "queued.max.messages.kbytes": 16_384,
             "fetch.message.max.bytes": 4 * 1024 * 1024,
+            "session.timeout.ms": DEFAULT_SESSION_MS,  # as the counting half: the client's own is 45 s, of which a group may wait half
             **self._settings.client_config(),
             "group.id": self._settings.sink_group,
             "enable.auto.commit": False,

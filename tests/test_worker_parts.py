@@ -9,6 +9,7 @@ import threading
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer
@@ -20,6 +21,7 @@ from schemas.topics import BATCHES, RECORD_TOPICS
 from streams.emit import IN_FLIGHT, Outbox, parts
 from streams.positions import Positions
 from streams.settings import WorkerSettings, faust_config, faust_security, from_environment, untranslated
+from streams.sink import Sink
 from streams.startup import check_layout, needed_topics
 from streams.tables import CHANGELOGS, WindowLedger, group_of_key, row_key
 from streams.watchdog import Stalls, Watchdog
@@ -254,6 +256,23 @@ def test_kafka_security_is_translated_for_the_counting_half() -> None:
 def test_kafka_options_that_cannot_be_used_are_told(given: dict[str, str], complaint: str) -> None:
     with pytest.raises(KvcensusError, match=complaint):
         faust_config(WorkerSettings("k:1", Path(), given))
+
+
+@pytest.mark.parametrize(("given", "session"), [({}, 10_000), ({"session.timeout.ms": "6000"}, "6000")])
+def test_both_halves_of_a_worker_have_one_session_timeout(
+    given: dict[str, str], session: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def consumer(config: dict[str, Any], logger: object) -> Mock:
+        told.append(config)
+        return Mock()
+
+    monkeypatch.setattr("streams.sink.Consumer", consumer)
+    settings = WorkerSettings("127.0.0.1:9", tmp_path, options=given)
+    Sink(settings)._subscribe()
+    assert told[0]["session.timeout.ms"] == session
+    assert faust_config(settings)["broker_session_timeout"] == int(session) / 1000
 
 
 def test_options_that_only_the_other_client_knows_are_named() -> None:
