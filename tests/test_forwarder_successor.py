@@ -47,6 +47,26 @@ def incarnations(messages: list[records.RankMessage]) -> list[str]:
 # -- the same engine life
 
 
+def test_what_kafka_has_is_noted_meanwhile_so_that_a_kill_sends_little_again(kafka: Kafka, tmp_path: Path) -> None:
+    folder, copy = tmp_path / "spool", tmp_path / "killed"
+    with WireEngine() as engine, running(config(engine, kafka.bootstrap_servers, spool=folder, heartbeat=600.0)) as run:
+        engine.wait_subscribed()
+        engine.publish(20)
+        wait_for(lambda: run.forwarder.tally.batches == 20, "batches")
+
+        def left_by_a_kill() -> int:
+            shutil.rmtree(copy, ignore_errors=True)
+            try:
+                shutil.copytree(folder, copy)
+            except shutil.Error:  # a file went meanwhile
+                return -1
+            with Spool(copy, 1 << 30) as left:
+                return left.messages
+
+        wait_for(lambda: left_by_a_kill() == 0, "a note on disk of what Kafka has")
+        run.finish()
+
+
 def test_a_successor_goes_on_in_the_same_life_and_asks_only_for_what_came_since(kafka: Kafka, tmp_path: Path) -> None:
     with WireEngine() as engine:
         settings = config(engine, kafka.bootstrap_servers, spool=tmp_path / "spool", spool_bytes=1 << 20)
