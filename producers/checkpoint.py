@@ -8,10 +8,14 @@ from producers.stream import Position
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """``positions`` by data-parallel rank. ``scope`` says under which key, model and profile ids were made (:func:`identity_scope`)."""
+    """``positions`` by data-parallel rank. ``scope`` says under which key, model and profile ids were made (:func:`identity_scope`).
+
+    ``endpoint`` is the socket that the positions are of (empty: not known): another one may be another engine's or rank's.
+    """
 
     scope: bytes
     positions: dict[int, Position]
+    endpoint: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()

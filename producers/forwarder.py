@@ -184,6 +184,9 @@ class _Run:
         if left is None:
             logger.warning("the spool in %s does not say where its stream stood: attaching anew", self._spool.place)
             return {}
+        if left.endpoint not in ("", self._config.endpoint):
+            logger.warning("the spool in %s was of %s: attaching anew to %s", self._spool.place, left.endpoint, self._config.endpoint)
+            return {}
         self._same_scope = left.scope == self._scope
         usable = usable_positions(self._config.dp_rank, left.positions)
         # A life without a batch on disk may have had some all the same, while the disk was full, and of an engine that is gone by now.
@@ -354,7 +357,7 @@ class _Run:
         """Into the spool with what was made, together with where the streams stand after it."""
         if self._entries:
             entries, self._entries = self._entries, []
-            self._append(entries, checkpoint.encode(Checkpoint(self._scope, self._ranks.positions)))
+            self._append(entries, checkpoint.encode(Checkpoint(self._scope, self._ranks.positions, self._config.endpoint)))
 
     def _append(self, entries: list[Entry], written: bytes) -> None:
         self._committed = None

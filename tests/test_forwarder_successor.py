@@ -36,7 +36,7 @@ from tests.forwarding import (
 )
 from tests.kafka import Kafka
 from tests.metrics_page import MetricsPage, vllm_page
-from tests.wire_engine import WireEngine, quiet_port
+from tests.wire_engine import WireEngine, payload, quiet_port
 
 
 def incarnations(messages: list[records.RankMessage]) -> list[str]:
@@ -146,6 +146,18 @@ def test_identities_outlive_a_stop_and_a_kill(kafka: Kafka, tmp_path: Path, name
     told = {message.seq: message.batch for message in found.batches}  # some twice: the one killed had not noted that Kafka has them
     assert list(told.values()) == expected
     assert len(found.lives()) == 1
+
+
+def test_another_endpoint_is_attached_to_anew_and_may_be_another_rank(kafka: Kafka, tmp_path: Path) -> None:
+    """A forwarder pointed at the wrong rank's socket and then set right must not go on as if it were one engine."""
+    with WireEngine() as wrong, WireEngine() as right:
+        for engine, rank in ((wrong, 1), (right, 0)):
+            for seq in range(5):
+                engine.send(payload(seq, rank=rank))
+        runs = [forward_until(config(engine, kafka.bootstrap_servers, spool=tmp_path / "spool", dp_rank=0), 5) for engine in (wrong, right)]
+        found = everything(kafka.bootstrap_servers, *runs)
+    assert list(found.lives().values()) == [list(range(5)), list(range(5))]
+    assert not [message for message in found.rank_messages if message.refusal or message.holder_reset or message.loss]
 
 
 # -- another engine life
@@ -276,8 +288,8 @@ KEY = ephemeral_key()
 
 
 @pytest.fixture(scope="module")
-def full_spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a forwarder leaves that took 50 batches and found no Kafka."""
+def full_spool(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[int, int]]:
+    """What a forwarder leaves that took 50 batches and found no Kafka, and the engine's ports."""
     folder = tmp_path_factory.mktemp("full") / "spool"
     with WireEngine() as engine:
         settings = config(engine, f"127.0.0.1:{quiet_port()}", spool=folder, key=KEY, stop_timeout=0.1)
@@ -287,17 +299,21 @@ def full_spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 engine.publish(1)
                 wait_for(lambda: run.forwarder.tally.batches == engine.next_seq, "a batch")
             run.finish()
-    return folder
+        return folder, engine.ports
 
 
 @pytest.mark.parametrize("damage", [tear, put_garbage, spoil_checkpoint])
 def test_a_damaged_spool_is_said_and_costs_no_more_than_what_was_damaged(
-    kafka: Kafka, tmp_path: Path, full_spool: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    kafka: Kafka,
+    tmp_path: Path,
+    full_spool: tuple[Path, tuple[int, int]],
+    damage: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "spool"
-    shutil.copytree(full_spool, folder)
+    shutil.copytree(full_spool[0], folder)
     damage(folder)
-    with WireEngine() as engine:
+    with WireEngine(ports=full_spool[1]) as engine:
         engine.publish_unheard(60)
         outcome = forward_until(config(engine, kafka.bootstrap_servers, spool=folder, key=KEY), 10, engine.wait_subscribed)
         found = everything(kafka.bootstrap_servers, outcome)

@@ -44,7 +44,14 @@ class WireEngine:
     ``silent``: it takes questions and never answers. ``holes`` are numbers left out of an answer, each as many times as it is listed.
     """
 
-    def __init__(self, layout: str = "topic", replay: str | None = "answers", topic: bytes = b"kv-events", router_hwm: int = 0) -> None:
+    def __init__(
+        self,
+        layout: str = "topic",
+        replay: str | None = "answers",
+        topic: bytes = b"kv-events",
+        router_hwm: int = 0,
+        ports: tuple[int, int] | None = None,
+    ) -> None:
         self.layout, self.replay, self.topic, self.router_hwm = layout, replay, topic, router_hwm
         self.buffer: list[tuple[int, bytes]] = []
         self.holes: list[int] = []
@@ -52,9 +59,15 @@ class WireEngine:
         self.next_seq = 0
         self.own_numbers: dict[int, int] = {}
         self.life = 0
-        self._ports: tuple[int, int] | None = None
+        self._ports = ports
         self._stop = threading.Event()
         self.start()
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Where it publishes and answers: another engine may be put there when this one is gone."""
+        assert self._ports is not None
+        return self._ports
 
     @property
     def endpoint(self) -> str:
