@@ -301,7 +301,8 @@ def test_what_becomes_of_the_configuration_file_changes_nothing_until_the_end(tm
         file.write_text("nonsense")
         wait_for(lambda: _child(process.pid, "1") is not None, "a forwarder for rank 1")
         os.kill(_child(process.pid, "1") or 0, signal.SIGKILL)
-        read_until(process, lambda lines: any("starting it again" in line for line in lines) and "own metrics" in lines[-1])
+        read_until(process, lambda lines: any("starting it again" in line for line in lines))
+        read_until(process, lambda lines: any("rank 1" in line and "own metrics" in line for line in lines))
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, err
