@@ -20,7 +20,7 @@ import msgspec
 from fastavro.schema import fingerprint, parse_schema, to_parsing_canonical_form
 from fastavro.types import Schema
 
-from schemas import records
+from schemas import binary, records
 from schemas.errors import KvcensusError
 
 _MAGIC = b"\xc3\x01"
@@ -77,11 +77,8 @@ def _writers(name: str) -> dict[bytes, Schema]:
 
 def encode(record: records.Record) -> bytes:
     """``record`` as a single-object Avro message."""
-    schema, header = _present(type(record).__name__)
-    out = BytesIO()
-    out.write(header)
-    fastavro.schemaless_writer(out, schema, msgspec.to_builtins(record, builtin_types=(bytes,)))
-    return out.getvalue()
+    kind = type(record)
+    return _present(kind.__name__)[1] + binary.writer(kind)(record)
 
 
 def decode(message: bytes, kind: type[R]) -> R:
@@ -92,15 +89,19 @@ def decode(message: bytes, kind: type[R]) -> R:
     writer = _writers(name).get(message[2:_HEADER_BYTES])
     if writer is None:
         raise CodecError(f"unknown schema {message[2:_HEADER_BYTES].hex()} for {name}: written by a newer version?")
-    source = BytesIO(message)
-    source.seek(_HEADER_BYTES)
-    reader = _present(name)[0]
+    present, header = _present(name)
     try:
-        body = fastavro.schemaless_reader(source, writer, None if writer is reader else reader)
-        if source.read(1):
+        if message[:_HEADER_BYTES] == header:
+            record, end = binary.reader(cast("type[msgspec.Struct]", kind))(message, _HEADER_BYTES)
+        else:
+            source = BytesIO(message)
+            source.seek(_HEADER_BYTES)
+            record = msgspec.convert(fastavro.schemaless_reader(source, writer, present), kind, builtin_types=(bytes,))
+            end = source.tell()
+        if end != len(message):
             raise CodecError(f"{name}: bytes left over after the record")
-        return msgspec.convert(body, kind, builtin_types=(bytes,))
+        return cast("R", record)
     except CodecError:
         raise
-    except Exception as error:  # fastavro raises a dozen kinds for bad bytes
+    except Exception as error:  # there are a dozen kinds for bad bytes
         raise CodecError(f"{name}: {str(error) or type(error).__name__}") from error

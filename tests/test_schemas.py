@@ -8,16 +8,18 @@ import re
 import types
 import typing
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+import fastavro
 import msgspec
 import pytest
 from fastavro.schema import to_parsing_canonical_form
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas import codec, records
+from schemas import binary, codec, records
 from schemas.codec import CodecError, decode, encode, record_types, released_schemas, schema_fingerprint, schema_json
 from schemas.compatibility import can_read
 from schemas.topics import RECORD_TOPICS
@@ -128,6 +130,43 @@ def of_type(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 ANY_RECORD = st.one_of(*(of_type(kind) for kind in TYPES))
+
+
+@given(ANY_RECORD)
+def test_the_bytes_are_those_of_the_general_library(record: records.Record) -> None:
+    """What is compiled from the types is what anybody's Avro library writes and reads by the schema."""
+    schema = fastavro.parse_schema(schema_json(type(record).__name__))
+    source = BytesIO(encode(record))
+    source.seek(10)
+    there = msgspec.convert(fastavro.schemaless_reader(source, schema, None), type(record), builtin_types=(bytes,))
+    assert source.read() == b""
+    assert repr(there) == repr(record)  # NaN is not equal to itself
+    again = BytesIO()
+    fastavro.schemaless_writer(again, schema, msgspec.to_builtins(record, builtin_types=(bytes,)))
+    assert encode(record)[10:] == again.getvalue()
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 63, 64, -64, -65, 8191, 8192, 2**31, 2**63 - 1, -(2**63)])
+def test_numbers_of_any_size(value: int) -> None:
+    assert binary.read_long(binary.write_long(value), 0) == (value, len(binary.write_long(value)))
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
+def test_a_number_beyond_64_bits_is_refused(value: int) -> None:
+    with pytest.raises(OverflowError):
+        binary.write_long(value)
+    with pytest.raises(ValueError, match="64 bits"):
+        binary.read_long(b"\xff" * 9 + b"\x02", 0)
+
+
+def test_arrays_and_maps_may_come_in_several_blocks_with_their_size() -> None:
+    """Other writers may cut them so (Avro 1.11, "Arrays")."""
+    two, one = binary.write_long(-2) + binary.write_long(8), binary.write_long(1)
+    text = b"\x06abc"
+    strings = two + text + text + one + text + b"\0"
+    assert binary._reader(list[str])(strings, 0) == (["abc"] * 3, len(strings))
+    numbers = one + text + b"\x02" + one + b"\x02z\x04" + b"\0"
+    assert binary._reader(dict[str, int])(numbers, 0) == ({"abc": 1, "z": 2}, len(numbers))
 
 
 @given(ANY_RECORD)
