@@ -82,8 +82,8 @@ class Spool:
         self._segments: list[Segment] = []
         self._next = 0
         self._position = 0
+        """Everything before it was handed out."""
         self._acknowledged = -1
-        self._handed = 0
         self._written_acknowledged = -1
         self._descriptor: int | None = None
         self._unsynced = False
@@ -107,11 +107,6 @@ class Spool:
     def place(self) -> str:
         """Where entries wait, for people."""
         return "memory" if self.folder is None else str(self.folder)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether something waits in memory alone."""
-        return any(segment.path is None and segment.count(self._acknowledged) for segment in self._segments)
 
     # -- in
 
@@ -185,14 +180,13 @@ class Spool:
                 taken.append(entries[place])
                 size += len(entry.value)
                 self._position = index + 1
-                self._handed = max(self._handed, self._position)
             self._position = max(self._position, segment.end)
             self._forget(segment)
         return taken
 
     def acknowledge(self, index: int) -> None:
-        """All entries up to and including ``index``, as far as they were ever handed out, are done and not needed again."""
-        index = min(index, self._handed - 1)
+        """All entries up to and including ``index``, as far as they were handed out, are done and not needed again."""
+        index = min(index, self._position - 1)
         if index <= self._acknowledged:
             return
         for segment in self._segments:
@@ -200,17 +194,7 @@ class Spool:
                 break
             self.messages -= segment.count(self._acknowledged) - segment.count(index)
         self._acknowledged = index
-        self._position = max(self._position, index + 1)
         self._trim()
-
-    def rewind(self) -> None:
-        """Hand everything out again that is not acknowledged."""
-        for segment in self._segments:
-            if segment.first < self._position:
-                segment.restated = False  # what was handed out of it may be dropped again
-        self._position = self._acknowledged + 1
-        for segment in self._segments:
-            self._forget(segment)
 
     # -- the bound
 
@@ -276,7 +260,7 @@ class Spool:
         split = files.from_index(held, self._position)
         outcome = self._count(self._restate([entry for _, entry in held[split:]]))
         end = group[-1].end
-        # The highest indices of the range: a late acknowledgement of a dropped entry must not reach what stands for it.
+        # The highest indices of the range: behind whatever was handed out of it.
         entries = held[:split] + list(enumerate(outcome.entries, end - len(outcome.entries)))
         made = Segment(group[0].first, end, None, 0, group[-1].checkpoint, files.runs_of(entries), entries, restated=True)
         data = files.segment_bytes(made, entries, end)
@@ -502,7 +486,7 @@ class Spool:
             self.checkpoint = self._segments[-1].checkpoint
             self.messages = sum(segment.count(self._acknowledged) for segment in self._segments)
         self._next = max(self._acknowledged + 1, *(segment.end for segment in self._segments), 0)
-        self._position = self._handed = self._acknowledged + 1
+        self._position = self._acknowledged + 1
         if self._segments:
             self._take_up()
             self._trim()
