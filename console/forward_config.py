@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 
 from console.option_types import HIGHEST_PORT
+from producers.folders import folder_name
 from producers.forwarder import ForwarderConfig
 from producers.identity import IdentityKey
 from schemas.records import EngineProfile, Removals, ReuseReporting
@@ -26,7 +26,8 @@ LOOPBACK = "127.0.0.1"
 ANY_RANK = "any"
 """Name of the spool folder of a forwarder that takes the rank from the batches."""
 
-_LONGEST_FOLDER = 200
+_PLAIN = " @+=,"
+"""Stand as they are in the name of an instance's spool folder."""
 
 
 @dataclass(frozen=True)
@@ -198,18 +199,7 @@ def _spool(options: ForwardOptions, dp_rank: int | None, folder: Path) -> Path:
     if options.spool_dir is not None:
         given = options.spool_dir.expanduser()
         return given / rank if options.dp_size is not None else given
-    return folder / "spool" / folder_name(options.instance) / rank
-
-
-def folder_name(instance: str) -> str:
-    """The name of an instance's folder: percent-encoded, never ``.`` or ``..``, never longer than a file system takes."""
-    name = quote(instance, safe=" @+=,")
-    if name.startswith("."):
-        name = f"%2E{name[1:]}"
-    if len(name) > _LONGEST_FOLDER:
-        digest = hashlib.blake2b(instance.encode(), digest_size=8).hexdigest()
-        name = f"{name[: _LONGEST_FOLDER - len(digest) - 1]}-{digest}"
-    return name
+    return folder / "spool" / folder_name(options.instance, _PLAIN) / rank
 
 
 def _moved(endpoint: str, option: str, rank: int) -> str:

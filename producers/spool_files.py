@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from producers.folders import sync_folder
 from producers.frames import frame, scan
 from producers.restate import Entry
 
@@ -185,17 +186,8 @@ def replace(path: Path, data: bytes) -> None:
         with suppress(OSError):
             made.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names that were added, changed or removed last, where the file system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with suppress(OSError):  # not every file system can
+        sync_folder(path.parent)
 
 
 def _decode(body: bytes) -> Frame | None:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from console import config_file
 from console.commands.forward import forward
 from console.config_file import ConfigError, parse
-from console.forward_config import folder_name
 from console.forward_options import NOT_IN_FILE, SECTIONS, TABLES
 from console.option_types import MOST_BYTES, ByteSize, show_size
 from producers.forwarder import Forwarder, ForwarderConfig
@@ -376,15 +375,6 @@ def test_the_spool_lies_in_the_data_folder_by_instance_and_rank(tmp_path: Path) 
     assert told(*BASE, "--dp-rank", "3").spool == spool / "chat" / "3"
     assert told("--instance", "../x/y", *BASE[2:], "--dp-rank", "0").spool == spool / "%2E.%2Fx%2Fy" / "0"
     assert told(*BASE, "--no-spool").spool is None
-
-
-@given(st.text(min_size=1, max_size=200).filter(str.isprintable), st.text(min_size=1, max_size=200).filter(str.isprintable))
-def test_an_instance_has_a_folder_of_its_own(one: str, other: str) -> None:
-    name = folder_name(one)
-    assert "/" not in name
-    assert not name.startswith(".")
-    assert len(name.encode()) <= 255
-    assert (name == folder_name(other)) == (one == other)
 
 
 def test_without_many_an_endpoint_is_the_rank_s_own() -> None:

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from producers.folders import sync_folder
 from producers.segments import shape
 from producers.segments.contract import (
     ACTIVE,
@@ -80,15 +81,6 @@ def parse_line(line: bytes) -> Row:
         raise ContractError(str(error)) from None
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make names in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 # -- to Parquet
 
 
@@ -122,7 +114,7 @@ def convert(wal: Path) -> Path:
         draft.unlink(missing_ok=True)
         raise
     draft.rename(target)
-    fsync_folder(wal.parent)
+    sync_folder(wal.parent)
     wal.unlink()
     return target
 
@@ -325,7 +317,7 @@ def _seal_orphan(active: Path, at_ms: int) -> Recovery:
         draft.rename(active)
         target = _free_orphan(active.parent, at_ms)
     active.rename(target)
-    fsync_folder(active.parent)
+    sync_folder(active.parent)
     logger.warning("%s: sealed what an earlier run left as %s, %d bytes of it unreadable", active.parent, target.name, dropped)
     return Recovery(int(attributed), int(not attributed), dropped)
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import quote
 
+from producers.folders import folder_name, sync_folder
 from producers.segments import seal, shape
 from producers.segments.contract import ACTIVE, WAL_SUFFIX, Record, incarnation, sealed_stem
 from producers.segments.seal import SegmentError
@@ -30,6 +30,9 @@ logger = logging.getLogger("kvcensus.segments")
 
 DEFAULT_SEGMENT_BYTES = 16 << 20
 """A segment's lines are sealed beyond this size; as Parquet they are about an eighth of it."""
+
+_PLAIN = "@:+=,"
+"""Stand as they are in the name of an instance's folder."""
 
 _TELL_EVERY = 60.0
 """Seconds between two lines about a disk that takes nothing."""
@@ -60,8 +63,7 @@ class SegmentCounters:
 
 def rank_folder(parent: Path, instance_id: str, dp_rank: int) -> Path:
     """Where under ``parent`` the segments of a rank lie: ``INSTANCE/R``, the instance percent-encoded where it is no plain file name."""
-    name = quote(instance_id, safe="@:+=,")
-    return parent / (name.replace(".", "%2E") if set(name) <= {"."} else name) / str(dp_rank)
+    return parent / folder_name(instance_id, _PLAIN) / str(dp_rank)
 
 
 class SegmentWriter:
@@ -272,7 +274,7 @@ class SegmentWriter:
                 self._cut()
             os.fsync(self._active)
             (self.folder / ACTIVE).rename(path)
-            seal.fsync_folder(self.folder)
+            sync_folder(self.folder)
         except FileNotFoundError:
             # Its number is missing from here on, which is how a reader knows.
             logger.warning("segments in %s: somebody took the active segment away", self.folder)
@@ -366,7 +368,7 @@ class SegmentWriter:
                 logger.warning("segments in %s: dropped %d without a record of it", self.folder, len(drop.files))
             for file in drop.files:
                 file.path.unlink(missing_ok=True)
-            seal.fsync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             logger.warning("segments in %s: %s", self.folder, error)
             return
