@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -143,6 +144,24 @@ def test_ranks_have_folders_of_their_own(tmp_path: Path) -> None:
     odd = [rank_folder(tmp_path, name, 0) for name in ("..", ".", "a/b", "a%2Fb", "é")]
     assert len(set(odd)) == len(odd)
     assert all(folder.parents[1] == tmp_path and ".." not in folder.parts for folder in odd)
+
+
+def test_only_the_group_may_look(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        folder = rank_folder(tmp_path / "segments", "i0", 0)
+        with open_writer(folder, segment_bytes=1) as writer:
+            writer.write([batch(0)])
+            writer.write([batch(1)])
+        (folder / ACTIVE).write_bytes(b"no header\n")
+        with open_writer(folder, started_ms=STARTED_MS + 1) as writer:
+            writer.write([batch(2)])
+            assert (folder / ACTIVE).stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(umask)
+    assert folder.stat().st_mode & 0o777 == 0o750
+    assert [name.split("-")[0] for name in names(folder)] == ["orphan", "seg", "seg", "seg"]
+    assert {(path.suffix, path.stat().st_mode & 0o777) for path in folder.iterdir()} == {(".parquet", 0o640)}
 
 
 # -- what a death leaves

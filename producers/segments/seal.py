@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -47,6 +47,11 @@ logger = logging.getLogger("kvcensus.segments")
 
 BATCHES_KEY = b"kvcensus.batches"
 """Key of a Parquet file's metadata: JSON list of (life, first number, last number) of the batches in it."""
+
+FILE_MODE = 0o640
+"""Of every file: the forwarder writes, and whoever ships reads by its group."""
+
+FOLDER_MODE = 0o750
 
 _CHUNK_ROWS = 1_024
 """Rows turned into columns at a time. That is one step of the interpreter, and whoever runs beside this thread waits for it: some ms."""
@@ -94,7 +99,7 @@ def convert(wal: Path) -> Path:
     count = 0
     ranges = _Ranges()
     try:
-        with draft.open("wb") as file:
+        with _begun(draft) as file:
             # Checksums over the pages, so that a damaged file is refused and not misread.
             with pq.ParquetWriter(file, SCHEMA, compression="zstd", write_page_checksum=True) as writer, wal.open("rb") as source:
                 chunks = _chunks(_read_whole(wal, source), ranges)
@@ -117,6 +122,10 @@ def convert(wal: Path) -> Path:
     sync_folder(wal.parent)
     wal.unlink()
     return target
+
+
+def _begun(draft: Path) -> BinaryIO:
+    return os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE), "wb")
 
 
 def _chunks(rows: Iterator[Row], ranges: _Ranges) -> Iterator[Any]:
@@ -308,7 +317,7 @@ def _seal_orphan(active: Path, at_ms: int) -> Recovery:
         target = active.parent / f"{stem}{WAL_SUFFIX}"
     else:
         draft = active.with_suffix(TMP_SUFFIX)
-        with draft.open("wb") as file:
+        with _begun(draft) as file:
             if first is None or first.kind != "segment_recovered":
                 file.write(marker)
             file.writelines(kept[1:] if stem is not None else kept)

@@ -234,7 +234,7 @@ class SegmentWriter:
             ]
         )
         path = self.folder / ACTIVE
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, seal.FILE_MODE)
         try:
             if os.write(descriptor, header) != len(header):
                 raise OSError(28, "No space left on device")
@@ -394,7 +394,7 @@ def _unused(folder: Path, started_ms: int, pid: int) -> str:
 def _locked(folder: Path) -> int:
     """A descriptor of ``folder`` that holds its lock. Raises :class:`SegmentError`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=seal.FOLDER_MODE, parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise SegmentError(f"segments in {folder}: {error.strerror or error}") from None
