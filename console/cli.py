@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from console.escape import escaped
 from schemas.errors import KvcensusError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -76,7 +77,7 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except KvcensusError as error:
-        click.echo(f"kvcensus: {error}", err=True)
+        click.echo(f"kvcensus: {escaped(str(error))}", err=True)
         code = 1
     except BrokenPipeError:
         sys.stderr.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from console.escape import escaped
 from console.option_types import ByteSize
 
 MOST_BYTES = 1 << 20
@@ -51,7 +52,7 @@ class ConfigError(Exception):
     """What is wrong in a file, with the key. One line: a key may hold any character, and is shown escaped."""
 
     def __init__(self, line: str) -> None:
-        super().__init__("".join(char if char.isprintable() else ascii(char)[1:-1] for char in line))
+        super().__init__(escaped(line))
 
 
 def parse(

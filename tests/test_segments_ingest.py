@@ -197,6 +197,20 @@ def test_a_folder_of_processes_that_come_and_go_is_one_line(tmp_path: Path) -> N
     assert re.fullmatch(r"kvcensus: .*\n", done.stderr), done.stderr[-500:]
 
 
+def test_folders_lie_as_deep_as_a_path_can_name(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(1_500):
+        deep /= "d"
+        deep.mkdir()
+    (deep / "seg-1-1-0.parquet").touch()
+    assert reader.find([tmp_path]).segments == [deep / "seg-1-1-0.parquet"]
+    while deep != tmp_path:  # what clears up after the tests may not go that deep
+        for path in deep.iterdir():
+            path.unlink()
+        deep.rmdir()
+        deep = deep.parent
+
+
 # -- what cannot be read
 
 
@@ -665,6 +679,21 @@ def test_what_cannot_be_done_is_one_line(arguments: list[str], code: int, says: 
     assert len(done.stderr.splitlines()) == 1
     assert says in done.stderr
     assert done.stdout == ""
+
+
+def test_names_of_files_are_shown_escaped(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"seg-\x1b[2J\n\x7f\xc2\x9b\xff\xc3\xa9.jsonl")
+    (tmp_path / odd).touch()
+    shown = r"seg-\x1b[2J\n\x7f\x9b\udcffé.jsonl: empty"
+    done = kvcensus("ingest", str(tmp_path), "--dry-run")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"refused: {tmp_path}/{shown}")
+    assert len(done.stderr.splitlines()) == 2
+    done = kvcensus("ingest", str(tmp_path), "--dry-run", "--json")
+    assert done.stdout.isascii()
+    assert not set(done.stdout) & {"\x1b", "\x7f"}
+    assert json.loads(done.stdout)["refused_files"] == [f"{tmp_path / odd}: empty"]
+    done = kvcensus("ingest", str(tmp_path / "gone\x1b[2J\n"), "--dry-run")
+    assert done.stderr == f"kvcensus: {tmp_path}/gone\\x1b[2J\\n: no such file or folder\n"
 
 
 def test_what_is_too_large_for_kafka_goes_as_a_refusal_of_the_same_batch() -> None:

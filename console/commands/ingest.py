@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from console.broker import find_bootstrap_servers
+from console.escape import escaped
 from console.number_options import FiniteRange
 from console.option_types import Folder
 from producers.delivery import Delivery
@@ -134,9 +135,10 @@ def _send(delivery: Delivery, facts: Iterator[Fact]) -> None:
 
 def _report(tally: Tally, delivered: int | None, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**asdict(tally), "delivered": delivered}, indent=2, ensure_ascii=False))
+        # What is not printable ASCII is escaped: names of files hold anything.
+        click.echo(json.dumps({**asdict(tally), "delivered": delivered}, indent=2))
     for line in tally.refused_files:
-        click.echo(f"refused: {line}", err=True)
+        click.echo(f"refused: {escaped(line)}", err=True)
     if not as_json:
         sent = "would be sent" if delivered is None else f"{delivered:,} messages delivered"
         click.echo(

@@ -85,13 +85,21 @@ def find(paths: Iterable[Path]) -> Found:
 
 
 def _walk(folder: Path, status: os.stat_result, found: Found, entered: set[tuple[int, int]]) -> None:
-    if (status.st_dev, status.st_ino) in entered:
-        return
-    entered.add((status.st_dev, status.st_ino))
+    waiting = [(folder, status)]  # folders may lie deeper in each other than calls may
+    while waiting:
+        folder, status = waiting.pop()
+        if (status.st_dev, status.st_ino) not in entered:
+            entered.add((status.st_dev, status.st_ino))
+            waiting += reversed(_look_into(folder, found))
+
+
+def _look_into(folder: Path, found: Found) -> list[tuple[Path, os.stat_result]]:
+    """Add the files of ``folder`` to ``found``; the folders in it."""
+    folders: list[tuple[Path, os.stat_result]] = []
     try:
         entries = sorted(folder.iterdir())
     except FileNotFoundError:  # somebody took it away meanwhile
-        return
+        return folders
     except OSError as error:
         raise SegmentError(f"{folder}: {error.strerror or error}") from None
     names = {entry.name for entry in entries}
@@ -108,11 +116,12 @@ def _walk(folder: Path, status: os.stat_result, found: Found, entered: set[tuple
         else:
             is_folder, is_file = stat.S_ISDIR(below.st_mode), stat.S_ISREG(below.st_mode)
         if is_folder:
-            _walk(entry, below, found, entered)
+            folders.append((entry, below))
         elif may_be and is_file:
             found.segments.append(entry)
         else:
             found.skipped += 1
+    return folders
 
 
 def _may_be_segment(name: str) -> bool:
