@@ -23,6 +23,7 @@ from producers.wire_types import (
     Count,
     Event,
     HashValue,
+    Payload,
     Removed,
     Stored,
     WireBatch,
@@ -66,29 +67,11 @@ class _ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", gc=
 _EventArray: TypeAlias = _StoredArray | _RemovedArray | _ClearedArray
 
 
-class _MapPayload(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[Stored | Removed | Cleared]
-    dp_rank: Count | None = None
-
-
-class _ArrayPayload(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[_StoredArray | _RemovedArray | _ClearedArray]
-    dp_rank: Count | None = None
-
-
-class _RawPayload(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[msgspec.Raw]
-    dp_rank: Count | None = None
-
-
-_maps = msgspec.msgpack.Decoder(_MapPayload)
-_arrays = msgspec.msgpack.Decoder(_ArrayPayload)
+_maps = msgspec.msgpack.Decoder(Payload[Event])
+_arrays = msgspec.msgpack.Decoder(Payload[_EventArray])
 _sglang_maps = msgspec.msgpack.Decoder(wire_sglang.MapPayload)
 _sglang_arrays = msgspec.msgpack.Decoder(wire_sglang.ArrayPayload)
-_raw = msgspec.msgpack.Decoder(_RawPayload)
+_raw = msgspec.msgpack.Decoder(Payload[msgspec.Raw])
 _any = msgspec.msgpack.Decoder()
 
 _MAP_TYPES: dict[str, type[Event]] = {
@@ -209,7 +192,7 @@ def _decode_slowly(payload: bytes, profile: EngineProfile) -> WireBatch:
     return WireBatch(at_us, events, envelope.dp_rank, unknown)
 
 
-def _envelope(payload: bytes) -> _RawPayload:
+def _envelope(payload: bytes) -> Payload[msgspec.Raw]:
     try:
         return _raw.decode(payload)
     except Exception as error:
@@ -267,11 +250,11 @@ def _known_event(event: Any, profile: EngineProfile) -> Event | None:
 
 
 def _event_of(raw: Event | _EventArray | wire_sglang.AnyEvent) -> Event:
-    if isinstance(raw, Stored | Removed | Cleared):
-        return raw
     if isinstance(raw, _StoredArray | _RemovedArray | _ClearedArray):
         return _from_array(raw)
-    return wire_sglang.event_of(raw)
+    if isinstance(raw, wire_sglang.OwnEvent):
+        return wire_sglang.event_of(raw)
+    return raw
 
 
 def _are_tokens(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from producers.wire_types import U64, BlockHash, Cleared, Count, Event, Removed, Stored
+from producers.wire_types import U64, BlockHash, Cleared, Count, Event, Payload, Removed, Stored
 
 _Signed = Annotated[int, msgspec.Meta(ge=-(2**63))] | Annotated[bytes, msgspec.Meta(min_length=1)]
 
@@ -23,36 +23,18 @@ _CHECKPOINTS = "mamba"
 """A component whose events have one block and no parent wherever in the prompt it lies: that is no root."""
 
 
-class StoredMap(msgspec.Struct, tag_field="type", tag="BlockStored", gc=False, kw_only=True):
+class StoredMap(Stored, tag_field="type", tag="BlockStored", gc=False, kw_only=True):
     """A store as a map. What vLLM's maps have and SGLang's do not yet is read as well: the two are meant to become one."""
 
     block_hashes: list[_Signed]
-    block_size: Count
     parent_block_hash: _Signed | None = None
-    token_ids: list[int] | None = None
-    lora_id: int | str | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[Any] | None = None
-    group_idx: Count | None = None
-    spec_kind: str | None = msgspec.field(default=None, name="kv_cache_spec_kind")
-    spec_sliding_window: Count | None = msgspec.field(default=None, name="kv_cache_spec_sliding_window")
-    locality: str | None = None
-    ownership: str | None = None
-    reused: bool | None = None
     component_type: str | None = None
-    cache_salt: Any = None
-    session_id: Any = None
 
 
-class RemovedMap(msgspec.Struct, tag_field="type", tag="BlockRemoved", gc=False, kw_only=True):
+class RemovedMap(Removed, tag_field="type", tag="BlockRemoved", gc=False, kw_only=True):
     """A removal as a map."""
 
     block_hashes: list[_Signed]
-    medium: str | None = None
-    group_idx: Count | None = None
-    locality: str | None = None
-    ownership: str | None = None
     component_type: str | None = None
 
 
@@ -81,23 +63,12 @@ class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", gc=F
     """A clear as an array."""
 
 
-AnyEvent: TypeAlias = StoredMap | RemovedMap | Cleared | StoredArray | RemovedArray | ClearedArray
+OwnEvent: TypeAlias = StoredMap | RemovedMap | StoredArray | RemovedArray | ClearedArray
+AnyEvent: TypeAlias = OwnEvent | Cleared
 
 
-class MapPayload(msgspec.Struct, array_like=True, gc=False):
-    """A batch of maps."""
-
-    ts: float
-    events: list[StoredMap | RemovedMap | Cleared]
-    dp_rank: Count | None = None
-
-
-class ArrayPayload(msgspec.Struct, array_like=True, gc=False):
-    """A batch of arrays."""
-
-    ts: float
-    events: list[StoredArray | RemovedArray | ClearedArray]
-    dp_rank: Count | None = None
+MapPayload: TypeAlias = Payload[StoredMap | RemovedMap | Cleared]
+ArrayPayload: TypeAlias = Payload[StoredArray | RemovedArray | ClearedArray]
 
 
 def event_of(raw: AnyEvent) -> Event:

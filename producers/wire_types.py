@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -69,6 +69,16 @@ class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", gc=False
 
 
 Event: TypeAlias = Stored | Removed | Cleared
+
+E = TypeVar("E")
+
+
+class Payload(msgspec.Struct, Generic[E], array_like=True, gc=False):
+    """A batch as the wire has it, with events of some encoding; what follows the rank is carried past."""
+
+    ts: float
+    events: list[E]
+    dp_rank: Count | None = None
 
 
 class WireBatch(msgspec.Struct, gc=False):
