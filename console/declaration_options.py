@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
 import click
 
 from console.number_options import FiniteRange
+from console.option_groups import C, with_options
 from console.option_types import ByteSize, KeyValue, Name
 from console.sectioned_command import BriefOption
-
-C = TypeVar("C", bound=Callable[..., Any])
 
 YEAR_SECONDS = 366 * 86_400
 
@@ -112,15 +108,9 @@ _FACTS = (
 
 def declaration_options(command: C) -> C:
     """Add ``--model``, ``--workload``, ``--reuse-reporting``, ``--removals`` and ``--kv-connector``, each with its variable."""
-    return _added(command, _IDENTITY)
+    return with_options(command, _IDENTITY)
 
 
 def rank_facts_options(command: C) -> C:
     """Add ``--engine-profile``, ``--gpus-per-rank``, ``--kv-bytes-per-token``, ``--prefill-rate``, ``--staleness-seconds``, ``--label``."""
-    return _added(command, _FACTS)
-
-
-def _added(command: C, options: Sequence[Callable[[C], C]]) -> C:
-    for option in reversed(options):
-        command = option(command)
-    return command
+    return with_options(command, _FACTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -12,14 +12,13 @@ from console import config_file
 from console.declaration_options import YEAR_SECONDS, declaration_options, rank_facts_options
 from console.forward_config import LIVE_PORT, LOOPBACK, METRICS_PORT
 from console.number_options import FiniteRange
+from console.option_groups import C, with_options
 from console.option_types import ByteSize, Endpoint, Folder, HttpUrl, KeyValue, ListenAddress, Name, show_size
 from console.sectioned_command import BriefOption
 from producers.identity import MAX_EPOCH
 from producers.resolver import DEFAULT_MAX_BLOCKS
 from producers.wire import MAX_PAYLOAD_BYTES
 from schemas import environment
-
-C = TypeVar("C", bound=Callable[..., Any])
 
 KEY_NAME = "identity.key"
 MOST_RANKS = 1_024
@@ -207,6 +206,4 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
 
 def forward_options(command: C) -> C:
     """Add all of them."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return with_options(command, _OPTIONS)

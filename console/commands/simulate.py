@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from console.number_options import FiniteRange
+from console.option_groups import C, with_options
 from producers.simulate import fleet, presets, recording
 from producers.simulate.encode import WIRES, Wire
 from producers.simulate.engine import EngineSpec, HashSeed
@@ -116,17 +117,6 @@ class _Speed(click.ParamType):
         return factor
 
 
-def _options(
-    groups: Sequence[Callable[[Callable[..., None]], Callable[..., None]]],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def apply(command: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(groups):
-            command = option(command)
-        return command
-
-    return apply
-
-
 _WHAT = (
     click.argument("captures", nargs=-1, metavar="[CAPTURE | NAME=CAPTURE]..."),
     click.option("--synthetic", is_flag=True, help="A synthetic fleet from the options below."),
@@ -211,8 +201,12 @@ _SERVING = (
 )
 
 
+def _options(command: C) -> C:
+    return with_options(command, (*_WHAT, *_FLEET, *_DECLARATIONS, *_SERVING))
+
+
 @click.command()
-@_options([*_WHAT, *_FLEET, *_DECLARATIONS, *_SERVING])
+@_options
 def simulate(
     speed: float,
     rebase: bool,
