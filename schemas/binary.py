@@ -76,8 +76,7 @@ _SMALL = [bytes([value << 1]) for value in range(64)]
 @cache
 def writer(kind: type[msgspec.Struct]) -> Write:
     """What writes records of ``kind``."""
-    hints = typing.get_type_hints(kind)
-    writes = [_writer(hints[name], _null_first(field)) for name, field in _fields(kind)]
+    writes = [_writer(hint, null_first) for hint, null_first in _fields(kind)]
 
     def write(record: Any) -> bytes:
         return b"".join([each(value) for each, value in zip(writes, msgspec.structs.astuple(record), strict=True)])
@@ -88,8 +87,7 @@ def writer(kind: type[msgspec.Struct]) -> Write:
 @cache
 def reader(kind: type[msgspec.Struct]) -> Read:
     """What reads records of ``kind``."""
-    hints = typing.get_type_hints(kind)
-    reads = [_reader(hints[name], _null_first(field)) for name, field in _fields(kind)]
+    reads = [_reader(hint, null_first) for hint, null_first in _fields(kind)]
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         values = []
@@ -101,13 +99,10 @@ def reader(kind: type[msgspec.Struct]) -> Read:
     return read
 
 
-def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, msgspec.structs.FieldInfo]]:
-    return [(field.name, field) for field in msgspec.structs.fields(kind)]
-
-
-def _null_first(field: msgspec.structs.FieldInfo) -> bool:
-    """Whether null is the first branch of the field's union: a default is of the first branch."""
-    return field.default is None or field.default is msgspec.NODEFAULT
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[Any, bool]]:
+    """Type of each field, and whether null is the first branch of its union: a default is of the first branch."""
+    hints = typing.get_type_hints(kind)
+    return [(hints[field.name], field.default in (None, msgspec.NODEFAULT)) for field in msgspec.structs.fields(kind)]
 
 
 def _optional(hint: Any) -> Any:
