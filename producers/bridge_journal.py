@@ -21,9 +21,10 @@ from typing import cast
 
 import msgspec
 
+from producers.folders import write_all
 from producers.frames import frame, scan
 from producers.resolver import Learned
-from producers.spool_files import replace, write_all
+from producers.spool_files import replace
 from schemas.errors import KvcensusError
 from schemas.records import ID_BYTES
 

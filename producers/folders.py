@@ -1,4 +1,4 @@
-"""Folders on disk: how an instance's is called, and names that are to outlive a crash of the machine."""
+"""Files and folders on disk: how an instance's is called, writing whole, and names that are to outlive a crash of the machine."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``; raises :class:`OSError`, and then part of it may be there."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from producers import spool_files as files
 from producers.folder_lock import FolderLock
+from producers.folders import write_all
 from producers.frames import cut_short, frame, scan
 from producers.restate import Entry, Restated, restate
 from producers.spool_files import Indexed, Segment
@@ -397,7 +398,7 @@ class Spool:
     def _write(self, active: Segment, data: bytes) -> bool:
         assert self._descriptor is not None
         try:
-            files.write_all(self._descriptor, data)
+            write_all(self._descriptor, data)
         except OSError as error:
             with suppress(OSError):  # if not even this works, a reader passes over the part that is there
                 os.ftruncate(self._descriptor, active.size)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from producers.folders import sync_folder
+from producers.folders import sync_folder, write_all
 from producers.frames import frame, scan
 from producers.restate import Entry
 
@@ -162,13 +162,6 @@ def segment_bytes(segment: Segment, entries: list[Indexed], until: int = 0) -> b
         parts.append(encode(first, segment.checkpoint, [entry for _, entry in entries[place : place + count]]))
         place += count
     return b"".join(parts)
-
-
-def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of ``data``; raises :class:`OSError`, and then part of it may be there."""
-    done = os.write(descriptor, data)
-    while done < len(data):
-        done += os.write(descriptor, data[done:])
 
 
 def replace(path: Path, data: bytes) -> None:

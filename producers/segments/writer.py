@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from producers.folders import folder_name, sync_folder
+from producers.folders import folder_name, sync_folder, write_all
 from producers.segments import seal, shape
 from producers.segments.contract import ACTIVE, WAL_SUFFIX, Record, incarnation, sealed_stem
 from producers.segments.seal import SegmentError
@@ -201,14 +201,12 @@ class SegmentWriter:
         """All of ``records`` at the end of the active segment, or none of them."""
         try:
             self._open()
-            content = memoryview(seal.lines(records))
-            written = 0
-            while written < len(content):
-                written += os.write(self._active, content[written:])
+            content = seal.lines(records)
+            write_all(self._active, content)
         except OSError as error:
             self._failed(error)
             return False
-        self._size += written
+        self._size += len(content)
         self._broken = False
         self.counters.records += len(records)
         return True
@@ -236,8 +234,7 @@ class SegmentWriter:
         path = self.folder / ACTIVE
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, seal.FILE_MODE)
         try:
-            if os.write(descriptor, header) != len(header):
-                raise OSError(28, "No space left on device")
+            write_all(descriptor, header)
         except OSError:
             os.close(descriptor)
             path.unlink(missing_ok=True)
