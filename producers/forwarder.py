@@ -28,14 +28,14 @@ from producers.engine_metrics import MetricsError
 from producers.exporter import Exporter
 from producers.lane import Lane
 from producers.outlet import Outlet
-from producers.ranks import Ranks, usable_positions
+from producers.ranks import Ranks
 from producers.scraper import Scraper
 from producers.spool import Entry, Spool
+from producers.stand_in import stand_in
 from producers.stream import Position, RankStream
 from producers.subscription import Subscription
 from producers.tally import Tally
-from producers.wire import WireError, decode
-from schemas import codec, records, topics
+from schemas import records, topics
 from schemas.errors import KvcensusError
 
 __all__ = ["Forwarder", "ForwarderConfig", "Outcome", "Tally"]
@@ -121,18 +121,18 @@ class _Run:
         self._scope = checkpoint.identity_scope(config.key.canary, config.model, config.engine_profile)
         self._spool = stack.enter_context(Spool(config.spool, config.spool_bytes))
         stack.callback(self._close_lanes)
-        left = self._left_behind()
-        self._ranks = Ranks(self._make_stream, dp_rank=config.dp_rank, positions=left, max_payload_bytes=config.max_payload_bytes)
-        self._rekeyed = [] if self._same_scope else list(left)
+        self._ranks = Ranks(
+            self._make_stream, dp_rank=config.dp_rank, positions=self._left_behind(), max_payload_bytes=config.max_payload_bytes
+        )
         self._subscription = stack.enter_context(
             Subscription(
                 config.endpoint,
                 config.replay_endpoint,
-                engine_time=self._engine_time,
                 topic=config.topic,
                 replay_timeout=config.replay_timeout,
                 positions=self._ranks.positions.values(),
                 max_payload_bytes=config.max_payload_bytes,
+                profile=config.engine_profile,
             )
         )
         self._outlet = self._open_outlet(config)
@@ -158,12 +158,6 @@ class _Run:
                 self._outlet.close(time.monotonic() + 1.0)
             raise
 
-    def _engine_time(self, payload: bytes) -> int | None:
-        try:
-            return decode(payload, self._config.max_payload_bytes, self._config.engine_profile).at_us
-        except WireError:
-            return None
-
     def _open_page(self, host: str, port: int) -> Exporter:
         try:
             return Exporter(self._account.snapshots, host, port)
@@ -188,14 +182,15 @@ class _Run:
             logger.warning("the spool in %s was of %s: attaching anew to %s", self._spool.place, left.endpoint, self._config.endpoint)
             return {}
         self._same_scope = left.scope == self._scope
-        usable = usable_positions(self._config.dp_rank, left.positions)
         # A life without a batch on disk may have had some all the same, while the disk was full, and of an engine that is gone by now.
-        return {name: position for name, position in usable.items() if position.next_seq is not None}
+        return {name: position for name, position in left.positions.items() if position.next_seq is not None}
 
     def _rekey(self) -> list[records.RankMessage]:
         """Ids of another key or model do not compare with those from here on: another life, although the engine goes on."""
+        if self._same_scope:
+            return []
         reason = "the identity key, the model or the engine profile changed"
-        return [self._ranks.streams[name].rekey(reason, _now_ms()) for name in self._rekeyed]
+        return [stream.rekey(reason, _now_ms()) for stream in self._ranks.streams.values() if stream.next_seq is not None]
 
     def _make_stream(self, dp_rank: int, position: Position | None) -> RankStream:
         lane = Lane(self._config, self._forwarder.incarnation, self._started_ms, self._scope, dp_rank, position)
@@ -205,7 +200,7 @@ class _Run:
     def _open_outlet(self, config: ForwarderConfig) -> Outlet | None:
         if config.bootstrap_servers is None:
             return None
-        delivery = Delivery(config.bootstrap_servers, config.kafka_options, too_large)
+        delivery = Delivery(config.bootstrap_servers, config.kafka_options, stand_in)
         needed = [topics.BATCHES.name, topics.LIFECYCLE.name] + ([topics.ENGINE_METRICS.name] if config.metrics_url else [])
         return Outlet(self._spool, delivery, needed, config.startup_timeout)
 
@@ -336,7 +331,7 @@ class _Run:
                     record = scrape.record(self._config.instance_id, dp_rank, lane.stream.life_id, self._forwarder.incarnation)
                 except MetricsError:  # counted by the scraper where it is the one rank asked for
                     continue
-                self._entries.append(lane.take_metrics(record))
+                self._entries.append(lane.take_beside(topics.ENGINE_METRICS, record))
 
     def _put(self, messages: Iterable[records.RankMessage]) -> None:
         """Take up ``messages``; a rank's first is followed by the lifecycle record that says that this run began with it."""
@@ -350,7 +345,7 @@ class _Run:
                 self._started.add(dp_rank)
                 opening = 1
                 self._entries += lane.take(own[:opening])
-                self._entries.append(lane.take_lifecycle(self._account.lifecycle("start", dp_rank)))
+                self._entries.append(lane.take_beside(topics.LIFECYCLE, self._account.lifecycle("start", dp_rank)))
             self._entries += lane.take(own[opening:])
 
     def _commit(self) -> None:
@@ -387,15 +382,7 @@ class _Run:
     def _put_lifecycle(self, kind: Literal["start", "heartbeat", "stop"], reason: str | None = None) -> None:
         """A lifecycle record of each rank."""
         for dp_rank, lane in self._lanes.items():
-            self._entries.append(lane.take_lifecycle(self._account.lifecycle(kind, dp_rank, reason)))
-
-
-def too_large(value: bytes) -> bytes:
-    """What goes to Kafka in place of a batch that is too large for it: a refusal of the same batch."""
-    message = codec.decode(value, records.RankMessage)
-    message.batch = None
-    message.refusal = records.Refusal(reason="message too large for Kafka", payload_bytes=len(value))
-    return codec.encode(message)
+            self._entries.append(lane.take_beside(topics.LIFECYCLE, self._account.lifecycle(kind, dp_rank, reason)))
 
 
 def _now_ms() -> int:

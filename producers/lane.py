@@ -93,17 +93,11 @@ class Lane:
             self.segments.write(taken)
         return entries
 
-    def take_lifecycle(self, record: Lifecycle) -> Entry:
-        """The same for a lifecycle record."""
+    def take_beside(self, topic: topics.Topic, record: Lifecycle | EngineMetrics) -> Entry:
+        """The same for a record that stands beside the stream, on a ``topic`` of its own."""
         if self.segments is not None:
             self.segments.write([record])
-        return Entry(topics.LIFECYCLE.name, self.key.encode(), codec.encode(record), "droppable")
-
-    def take_metrics(self, record: EngineMetrics) -> Entry:
-        """The same for a scrape."""
-        if self.segments is not None:
-            self.segments.write([record])
-        return Entry(topics.ENGINE_METRICS.name, self.key.encode(), codec.encode(record), "droppable")
+        return Entry(topic.name, self.key.encode(), codec.encode(record), "droppable")
 
     def tick(self) -> None:
         """Do what is due by the clock."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +21,7 @@ from producers.continuity import Arrival
 from producers.numbering import SocketOrder
 from producers.stream import Position
 from schemas.errors import KvcensusError
+from schemas.records import EngineProfile
 
 MAX_SEQ = 2**48 - 1
 """Sequence numbers travel as 64-bit unsigned; beyond this (thousands of years of batches) they are no count of batches. Taken for one, such
@@ -82,8 +83,8 @@ class Subscription:
 
     ``endpoint`` and ``replay_endpoint`` are ``tcp://host:port`` as seen from here; without the latter nothing missed can be
     asked for. ``topic`` is the prefix to subscribe to. ``positions`` are where another process left the socket's ranks: what came
-    since is asked for. ``engine_time`` is as in :class:`producers.continuity.Continuity`; if it is not given, payloads up to
-    ``max_payload_bytes`` are read for it. Raises :class:`KvcensusError` for an address that cannot be connected to.
+    since is asked for. Payloads up to ``max_payload_bytes``, as engines of ``profile`` mean them, are read for their engine time.
+    Raises :class:`KvcensusError` for an address that cannot be connected to.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class Subscription:
         endpoint: str,
         replay_endpoint: str | None,
         *,
-        engine_time: Callable[[bytes], int | None] | None = None,
         topic: str = "",
         replay_timeout: float = 5.0,
         positions: Iterable[Position] = (),
         max_payload_bytes: int = wire.MAX_PAYLOAD_BYTES,
+        profile: EngineProfile = "vllm",
     ) -> None:
         self.messages = 0
         """Multipart messages that came, live or as an answer; ends of answers are not among them."""
@@ -109,7 +110,7 @@ class Subscription:
         self.continuity = SocketOrder(
             replay_endpoint is not None,
             replay_timeout,
-            engine_time or (lambda payload: _engine_time(payload, max_payload_bytes)),
+            lambda payload: _engine_time(payload, max_payload_bytes, profile),
             positions=positions,
             max_payload_bytes=max_payload_bytes,
         )
@@ -242,8 +243,8 @@ class Subscription:
         self._poller.register(self._replay, zmq.POLLIN)
 
 
-def _engine_time(payload: bytes, max_bytes: int) -> int | None:
+def _engine_time(payload: bytes, max_bytes: int, profile: EngineProfile) -> int | None:
     try:
-        return wire.decode(payload, max_bytes).at_us
+        return wire.decode(payload, max_bytes, profile).at_us
     except wire.WireError:
         return None

@@ -14,7 +14,10 @@ DECLARED_AT_ONCE = 100
 
 @dataclass
 class Tally:
-    """Cumulative counters of one incarnation, from the messages it made."""
+    """Cumulative counters of one incarnation, from the messages it gave out.
+
+    A stream's own counters are ahead of these by what was fed and waits to be given out: a rank's first record says 0.
+    """
 
     batches: int = 0
     blocks_stored: int = 0

@@ -21,7 +21,7 @@ from producers.segments.foreign import foreign_id
 from producers.segments.ingest import Ingest
 from producers.segments.seal import SegmentError
 from producers.segments.shape import Fact
-from producers.segments.stand_in import stand_in
+from producers.stand_in import stand_in
 from schemas import codec
 from schemas.records import HolderReset, Lifecycle, Loss, RankMessage
 from schemas.topics import BATCHES, LIFECYCLE

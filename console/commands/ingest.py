@@ -20,7 +20,7 @@ from console.option_types import Folder
 from producers.delivery import Delivery
 from producers.segments.ingest import Ingest, Tally
 from producers.segments.shape import Fact
-from producers.segments.stand_in import stand_in
+from producers.stand_in import stand_in
 from schemas import codec, environment
 from schemas.errors import KvcensusError
 from schemas.records import EngineMetrics, Lifecycle, rank_key
