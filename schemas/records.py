@@ -27,6 +27,10 @@ EngineProfile = Literal["vllm", "sglang"]
 Removals = Literal["per_copy", "last_copy"]
 DeclaredKind = Literal["holder_reset", "loss", "refusal", "declaration", "identity_refused"]
 Cause = Literal["evicted", "cleared", "restarted", "concurrent", "ambiguous_reload"]
+Register = Literal["exact", "lower_bound", "indeterminate"]
+
+UNKNOWN_PARENT = b"\xff" * ID_BYTES
+"""Stands in a packed ``parents`` column where nobody can say which content is before this one; :data:`NO_ID` there is a root."""
 
 
 class Op(msgspec.Struct, gc=False):
@@ -113,7 +117,8 @@ class Declaration(msgspec.Struct, gc=False):
     ``workload`` and ``model`` null mean undeclared, as does any other null. ``canary`` is a hex value only holders of one key can
     emit. ``prefill_rate`` is prompt tokens per second of the whole rank, ``kv_bytes_per_token`` over all its tensor-parallel shards.
     A forwarder that is there says so every ``heartbeat_ms``; one not heard of for ``staleness_ms`` is not counted on (0: undeclared).
-    Payloads beyond ``max_payload_bytes`` are refused unread.
+    Payloads beyond ``max_payload_bytes`` are refused unread. ``kv_bytes_by_group``: bytes per token of each cache group, by its
+    index as text, where groups differ; else ``kv_bytes_per_token`` is that of the only group.
     """
 
     reuse_reporting: ReuseReporting
@@ -132,10 +137,36 @@ class Declaration(msgspec.Struct, gc=False):
     heartbeat_ms: int = 0
     staleness_ms: int = 0
     max_payload_bytes: int = 0
+    kv_bytes_by_group: dict[str, int] = {}
+
+
+class Scrape(msgspec.Struct, gc=False):
+    """What one scrape of the engine's own metrics says that figures are held against; the whole of it is :class:`EngineMetrics`.
+
+    It stands in the order of the rank's batches, behind those that had come in when it was made, so that every reader compares the same
+    two things. ``at_ms`` is the forwarder's clock; what the engine does not report is null. ``kv_cache_usage`` is the share (0 to 1) of
+    ``num_gpu_blocks`` that running requests hold. Tokens are cumulative since the engine's start.
+    """
+
+    at_ms: int
+    kv_cache_usage: float | None = None
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
+    requests_running: int | None = None
+    prompt_tokens: int | None = None
+    prompt_tokens_cached: int | None = None
+    external_prefix_cache_hits: int | None = None
+
+
+class Departure(msgspec.Struct, gc=False):
+    """The forwarder stopped on purpose: until the rank's next message nobody expects to hear of it."""
+
+    reason: str
 
 
 class RankMessage(msgspec.Struct, gc=False):
-    """A message on ``kvcensus.batches``, key :func:`rank_key`; exactly one of ``batch`` to ``identity_refused`` is set.
+    """A message on ``kvcensus.batches``, key :func:`rank_key`; exactly one of ``batch`` to ``identity_refused``,
+    ``scrape`` and ``departure`` is set.
 
     ``seq`` is the engine's own number for a batch or refusal; on other messages, the number the next batch of this
     life is expected to carry. ``skipped`` is how many numbers right before ``seq`` belong to other ranks that the engine numbers
@@ -158,6 +189,8 @@ class RankMessage(msgspec.Struct, gc=False):
     declaration: Declaration | None = None
     identity_refused: IdentityRefused | None = None
     skipped: int = 0
+    scrape: Scrape | None = None
+    departure: Departure | None = None
 
 
 class Declared(msgspec.Struct, gc=False):
@@ -274,7 +307,9 @@ class EngineMetrics(msgspec.Struct, gc=False):
 class ResidencyStep(msgspec.Struct, gc=False):
     """What one engine batch changed for one rank, tier, block size and content shard, net of what it undid itself.
 
-    ``opened`` and ``closed`` are packed content ids; ``block_size`` is tokens per content.
+    ``opened`` and ``closed`` are packed content ids; ``block_size`` is tokens per content. ``parents`` holds, for each of ``opened``, the
+    content before it: :data:`NO_ID` at a root, :data:`UNKNOWN_PARENT` where nobody can say. It is empty in messages of versions that did
+    not tell.
     """
 
     source_offset: int
@@ -283,13 +318,25 @@ class ResidencyStep(msgspec.Struct, gc=False):
     block_size: int
     opened: bytes = b""
     closed: bytes = b""
+    parents: bytes = b""
+
+
+class Note(msgspec.Struct, gc=False):
+    """``reason`` (a word of :data:`schemas.reasons.REASONS`) stands in the rank's window that holds ``at_us``."""
+
+    at_us: int
+    reason: str
 
 
 class ResidencyChanges(msgspec.Struct, gc=False):
     """One flush of one rank for one content shard, on ``kvcensus.residency`` (partition = shard).
 
-    ``steps`` are in the order of ``source_offset``, the position of the batch in ``kvcensus.batches``.
-    ``watermark_us`` is the rank's newest engine time; it goes to every shard, also with no steps.
+    ``steps`` are in the order of ``source_offset``, the position of the batch in ``kvcensus.batches``. ``watermark_us`` is the rank's
+    newest engine time; it goes to every shard, also with no steps. ``workload``, ``model``, ``key_epoch``, ``canary``,
+    ``kv_bytes_per_token`` (null: unknown; of several groups, the least) and ``staleness_ms`` (0: undeclared) are as declared for every
+    step at hand, and hold since ``declared_at_us`` (0: from the start). What follows is told to shard 0 alone, of what came since the
+    flush before: ``observed``, stretches of engine time that were demonstrably observed (from, to, from, to, ...), and ``notes``, reasons
+    that newly stand in a window of the rank. ``departed``: the forwarder stopped on purpose and nothing came since.
     """
 
     instance_id: str
@@ -299,6 +346,14 @@ class ResidencyChanges(msgspec.Struct, gc=False):
     source_offset: int
     watermark_us: int
     steps: list[ResidencyStep]
+    declared_at_us: int = 0
+    key_epoch: int = 0
+    canary: str = ""
+    kv_bytes_per_token: int | None = None
+    staleness_ms: int = 0
+    observed: list[int] = []
+    notes: list[Note] = []
+    departed: bool = False
 
 
 class DuplicateStep(msgspec.Struct, gc=False):
@@ -314,10 +369,42 @@ class DuplicateStep(msgspec.Struct, gc=False):
     between_tokens: int
 
 
+class PairStep(msgspec.Struct, gc=False):
+    """At ``at_us`` the content that ranks of both workloads hold changes by these amounts (signed).
+
+    ``workload_a`` sorts before ``workload_b``; an empty name is the undeclared workload.
+    """
+
+    at_us: int
+    tier: str
+    workload_a: str
+    workload_b: str
+    blocks: int
+    tokens: int
+
+
+class SharedContent(msgspec.Struct, gc=False):
+    """Content in GPU memory whose holders changed; ``holders`` are indices into the message's ``holder_names``, none if at most one is
+    left.
+
+    ``parent_id`` as in :class:`ResidencyStep`; ``block_size`` in tokens; ``first_at_us`` is when any rank was first seen to hold it.
+    """
+
+    content_id: bytes
+    parent_id: bytes
+    block_size: int
+    first_at_us: int
+    holders: list[int]
+
+
 class DuplicateSteps(msgspec.Struct, gc=False):
     """A shard's answer to one ``ResidencyChanges``, on ``kvcensus.duplicate-steps`` (one partition is read by the merger).
 
-    ``source_offset`` is the position of that message in the shard; the rank and watermark are passed on from it.
+    ``source_offset`` is the position of that message in the shard, ``previous_offset`` that of the shard's answer before (-1: none, or of
+    a version that did not tell). The rank, what is declared of it, its watermark, ``observed``, ``notes`` and ``departed`` are passed on.
+    Cumulative: ``late_changes``, changes so late that they count at a later time than their own; ``parent_conflicts``, contents that were
+    seen behind two different parents. ``shared``: what changed up to ``shared_as_of_us`` (engine time; 0: nothing is told) in the holders
+    of content that lies on several ranks; ``holder_names`` are rank keys.
     """
 
     shard: int
@@ -329,13 +416,33 @@ class DuplicateSteps(msgspec.Struct, gc=False):
     model: str | None
     watermark_us: int
     steps: list[DuplicateStep]
+    declared_at_us: int = 0
+    key_epoch: int = 0
+    canary: str = ""
+    kv_bytes_per_token: int | None = None
+    staleness_ms: int = 0
+    observed: list[int] = []
+    notes: list[Note] = []
+    departed: bool = False
+    previous_offset: int = -1
+    late_changes: int = 0
+    parent_conflicts: int = 0
+    pairs: list[PairStep] = []
+    shared_as_of_us: int = 0
+    shared: list[SharedContent] = []
+    holder_names: list[str] = []
 
 
 class GroupCounters(msgspec.Struct, gc=False):
     """Counters of one cache group of one rank in one window. Blocks count physical copies.
 
-    ``recompute_*`` are by cause. ``stored_*`` and ``evicted_*`` are of the GPU tier. ``resident_*`` is the state at the
-    end of the row, in the GPU tier, by the copy-counting reading.
+    ``recompute_*`` are by cause; ``recompute_*_gpu_us`` is GPU time in microseconds at the row's prefill rate, and ``unrated_tokens`` are
+    recomputed tokens for which no rate was known. ``stored_*`` and ``evicted_*`` are of the GPU tier. ``resident_*`` is the state at the
+    end of the row, in the GPU tier, by the copy-counting reading; ``resident_copies`` counts physical copies. ``unreused_*``: evicted
+    residencies that the stream never showed to be used again. ``forgotten_blocks``: lost blocks whose history was let go of.
+
+    Histograms are pairs of lists: the bucket (:func:`schemas.histogram.bucket` of microseconds) and how many fell into it.
+    ``lifetime_*``: how long evicted residencies had lasted. ``back_*``: how long content was away before it was stored again, by cause.
     """
 
     group_idx: int
@@ -365,14 +472,50 @@ class GroupCounters(msgspec.Struct, gc=False):
     recompute_ambiguous_tokens: int = 0
     resident_blocks: int = 0
     resident_tokens: int = 0
+    resident_copies: int = 0
+    kv_bytes_per_token: int | None = None
+    unreused_blocks: int = 0
+    unreused_tokens: int = 0
+    forgotten_blocks: int = 0
+    unrated_tokens: int = 0
+    recompute_evicted_gpu_us: int = 0
+    recompute_cleared_gpu_us: int = 0
+    recompute_restarted_gpu_us: int = 0
+    recompute_concurrent_gpu_us: int = 0
+    recompute_ambiguous_gpu_us: int = 0
+    lifetime_buckets: list[int] = []
+    lifetime_counts: list[int] = []
+    back_evicted_buckets: list[int] = []
+    back_evicted_counts: list[int] = []
+    back_cleared_buckets: list[int] = []
+    back_cleared_counts: list[int] = []
+    back_restarted_buckets: list[int] = []
+    back_restarted_counts: list[int] = []
+
+
+class Breach(msgspec.Struct, gc=False):
+    """What the stream says of a rank contradicts what the engine's own metrics say.
+
+    ``kind`` ``cached_over_pool``: ``found`` blocks are counted as cached, the pool has ``bound``. ``in_use_over_cached``: ``found``
+    blocks are in use (usage x pool), at most ``bound`` are cached or being filled (cached + running requests + slack). ``at_us`` engine
+    time, ``scraped_at_ms`` the forwarder's clock.
+    """
+
+    kind: Literal["cached_over_pool", "in_use_over_cached"]
+    at_us: int
+    scraped_at_ms: int
+    found: int
+    bound: int
 
 
 class RankWindow(msgspec.Struct, gc=False):
     """One rank in one window of one life, on ``kvcensus.rank-windows``; replaces any row of a lower ``version``.
 
-    The window is [``window_start_us``, ``window_start_us + window_us``); ``window_us`` is a multiple of the base window
-    where a long stretch holds no batch. ``observed_us`` is the part demonstrably observed. ``first_batch_us`` and
-    ``last_batch_us`` are 0 where the row holds no batch.
+    The window is [``window_start_us``, ``window_start_us + window_us``); ``window_us`` is a multiple of the base window where a long
+    stretch holds no batch. ``observed_us`` is the part demonstrably observed. ``first_batch_us`` and ``last_batch_us`` are 0 where the
+    row holds no batch. ``register`` is how repeat compute of this row may be read, ``reasons`` why. ``prefill_rate`` is prompt tokens per
+    second by which GPU time was estimated, of ``prefill_rate_source`` ``declared`` or ``measured`` (null: neither known). ``breaches``
+    are the contradictions with the engine's metrics, the first ten of ``breaches_found``.
     """
 
     instance_id: str
@@ -402,10 +545,23 @@ class RankWindow(msgspec.Struct, gc=False):
     warmup: bool
     reasons: list[str]
     groups: list[GroupCounters]
+    register: Register = "indeterminate"
+    prefill_rate: float | None = None
+    prefill_rate_source: str | None = None
+    gpus_per_rank: float | None = None
+    pool_blocks: int | None = None
+    scrapes: int = 0
+    breaches: list[Breach] = []
+    breaches_found: int = 0
+    departed: bool = False
 
 
 class Recompute(msgspec.Struct, gc=False):
-    """One block that was stored again, on ``kvcensus.recomputes``; ``elapsed_us`` = back − lost (0 for concurrent)."""
+    """One block that was stored again, on ``kvcensus.recomputes``; ``elapsed_us`` = back − lost (0 for concurrent).
+
+    ``parent_content_id`` and ``parent_block_id`` are of the block before it (null: a root, or unknown). ``gpu_us`` is the estimate of GPU
+    time, in microseconds (null: no prefill rate was known).
+    """
 
     instance_id: str
     dp_rank: int
@@ -423,16 +579,25 @@ class Recompute(msgspec.Struct, gc=False):
     lost_at_us: int
     back_at_us: int
     elapsed_us: int
+    parent_content_id: bytes | None = None
+    parent_block_id: bytes | None = None
+    gpu_us: int | None = None
 
 
 class DuplicateWindow(msgspec.Struct, gc=False):
     """Extra copies of one scope in one window, on ``kvcensus.duplicate-windows``; replaces any row of a lower ``version``.
 
-    ``scope`` is ``fleet``, ``rank``, ``workload`` or ``model`` and ``scope_key`` its value (empty for the fleet and for
-    undeclared). ``*_us`` sums are extra copies x microseconds over [``window_start_us``, ``as_of_us``), where ``as_of_us`` is
-    the window's end or, in the newest window, the engine time reached. ``max`` and ``end`` are copies. ``ranks`` were heard
-    of by every shard that reported; ``rank_lag_us`` is how far the shards were behind ``as_of_us`` of the newest window in what they
-    had heard of each rank, summed over the ranks: where it exceeds what the ranks' own last batches are behind, changes are on their way.
+    ``scope`` is ``fleet``, ``rank``, ``workload`` or ``model`` and ``scope_key`` its value (empty for the fleet and for undeclared); or
+    ``workload_pair``, whose key is a JSON list of two workloads, and which counts, under ``between``, content that ranks of both hold,
+    once. ``*_us`` sums are extra copies x microseconds over [``window_start_us``, ``as_of_us``), where ``as_of_us`` is the window's end
+    or, in the newest window, the engine time reached. ``max`` and ``end`` are copies. ``ranks`` were heard of by every shard that
+    reported; ``rank_lag_us`` is how far the shards were behind ``as_of_us`` of the newest window in what they had heard of each rank,
+    summed over the ranks: where it exceeds what the ranks' own last batches are behind, changes are on their way.
+
+    ``expected_ranks`` are those that had been heard of and had not departed; ``observed_us`` is summed over them, so that coverage is
+    ``observed_us`` / (``expected_ranks`` x (``as_of_us`` - ``window_start_us``)). ``register`` is the weaker of ``inside_register`` and
+    ``between_register``. Bytes are null where the size of a block is not known of every rank that bears a copy. ``late_changes``: changes
+    that came so late that they count at a later time than their own, up to now.
     """
 
     scope: str
@@ -462,9 +627,84 @@ class DuplicateWindow(msgspec.Struct, gc=False):
     between_tokens_end: int
     inside_blocks_end: int
     between_blocks_end: int
+    expected_ranks: int = 0
+    observed_us: int = 0
+    register: Register = "indeterminate"
+    inside_register: Register = "indeterminate"
+    between_register: Register = "indeterminate"
+    reasons: list[str] = []
+    late_changes: int = 0
+    inside_byte_ms: int | None = None
+    between_byte_ms: int | None = None
+    extra_bytes_max: int | None = None
+    inside_bytes_end: int | None = None
+    between_bytes_end: int | None = None
 
 
-Record = RankMessage | Lifecycle | EngineMetrics | ResidencyChanges | DuplicateSteps | RankWindow | Recompute | DuplicateWindow
+class SharedPrefix(msgspec.Struct, gc=False):
+    """One trunk on ``kvcensus.shared-prefixes``: a longest chain of content with the same holders, at the instant ``as_of_us``.
+
+    Of each instant the trunks with the most extra mass are told, ``place`` 1 having the most; a row replaces any of a lower ``version``
+    with the same ``as_of_us`` and ``place``. ``head_content_id`` is its first block, ``content_id`` its last, ``parent_content_id`` what
+    lies before it (null: it begins at a root). ``depth_tokens`` counts from the root to its end (null: what lies before it is not known
+    all the way). ``extra_*`` is the mass: size x (copies - 1); ``extra_bytes`` null where not known. ``ranks`` are rank keys,
+    ``workloads`` and ``models`` of them (empty text: undeclared). ``first_seen_us``: when any rank was first seen to hold its last block.
+    Coverage and register are those of the fleet in the window that ends at ``as_of_us``.
+    """
+
+    as_of_us: int
+    semantics_version: int
+    version: int
+    place: int
+    content_id: bytes
+    head_content_id: bytes
+    parent_content_id: bytes | None
+    blocks: int
+    tokens: int
+    depth_tokens: int | None
+    copies: int
+    instances: int
+    extra_blocks: int
+    extra_tokens: int
+    extra_bytes: int | None
+    ranks: list[str]
+    workloads: list[str]
+    models: list[str]
+    first_seen_us: int
+    coverage: float
+    register: Register
+    reasons: list[str]
+
+
+class DeadLetter(msgspec.Struct, gc=False):
+    """A message that could not be read or counted, on ``kvcensus.dead-letters``: where it stood, why, and its bytes.
+
+    ``reader`` is what could not use it (an agent's name, or ``sink``). The payload is cut at :data:`schemas.topics.DEAD_LETTER_BYTES`;
+    ``payload_bytes`` is its whole length.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    reader: str
+    reason: str
+    key: bytes | None
+    payload: bytes
+    payload_bytes: int
+
+
+Record = (
+    RankMessage
+    | Lifecycle
+    | EngineMetrics
+    | ResidencyChanges
+    | DuplicateSteps
+    | RankWindow
+    | Recompute
+    | DuplicateWindow
+    | SharedPrefix
+    | DeadLetter
+)
 
 
 def rank_key(instance_id: str, dp_rank: int) -> str:

@@ -37,6 +37,23 @@ RANK_WINDOWS = Topic("kvcensus.rank-windows", records.RankWindow, "rank", config
 RECOMPUTES = Topic("kvcensus.recomputes", records.Recompute, "rank", config=_KEPT)
 DUPLICATE_WINDOWS = Topic("kvcensus.duplicate-windows", records.DuplicateWindow, "scope", config=_KEPT)
 
-RECORD_TOPICS = (BATCHES, LIFECYCLE, ENGINE_METRICS, RESIDENCY, DUPLICATE_STEPS, RANK_WINDOWS, RECOMPUTES, DUPLICATE_WINDOWS)
+SHARED_PREFIXES = Topic("kvcensus.shared-prefixes", records.SharedPrefix, "place", config=_KEPT)
+DEAD_LETTERS = Topic("kvcensus.dead-letters", records.DeadLetter, "topic, partition and offset", config=_KEPT)
+
+DEAD_LETTER_BYTES = 256 * 1024
+"""So much of a payload that could not be used is kept."""
+
+RECORD_TOPICS = (
+    BATCHES,
+    LIFECYCLE,
+    ENGINE_METRICS,
+    RESIDENCY,
+    DUPLICATE_STEPS,
+    RANK_WINDOWS,
+    RECOMPUTES,
+    DUPLICATE_WINDOWS,
+    SHARED_PREFIXES,
+    DEAD_LETTERS,
+)
 
 DEFAULT_PARTITIONS = 4

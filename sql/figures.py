@@ -10,14 +10,17 @@ word of :data:`REASONS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from schemas.records import GroupCounters, rank_key
+from schemas.reasons import REASONS, SPOILS_EXACTNESS, UNSETTLED, reason_text, register
+from schemas.records import GroupCounters, Register, rank_key
 from sql.load import load
 from sql.times import iso
 from sql.totals import By, DuplicateTotals, LifeTotals, Span, Totals, totals_from_records
 
 __all__ = [
+    "REASONS",
+    "UNSETTLED",
     "By",
     "DuplicateTotals",
     "LifeTotals",
@@ -30,7 +33,6 @@ __all__ = [
     "totals_from_records",
 ]
 
-Register = Literal["exact", "lower_bound", "indeterminate"]
 Document = dict[str, Any]
 
 UNDECLARED = "(undeclared)"
@@ -47,44 +49,6 @@ CAUSES = {
     "ambiguous_reload": "recompute_ambiguous",
 }
 """Causes as they are named in documents, and the counters they come from."""
-
-REASONS = {
-    "ambiguous_reload": "content came back after a clear that may or may not have reached the offload tier",
-    "behind": "duplicates are not counted up to the end of the span yet",
-    "clock_jump": "engine time jumped ahead: what lies between is not taken as observed",
-    "clock_stepped_back": "engine time stepped back",
-    "coverage": "part of the span was not observed",
-    "identity": "some stored blocks have no content id",
-    "identity_refused": "the forwarder forgot blocks to stay within its bound, so what followed them may lack a content id",
-    "key_change": "content ids were made with more than one key",
-    "kv_connector": "a KV connector stores loaded blocks as new ones: repeat compute cannot be told apart",
-    "late_attach": "the forwarder attached to a stream that had begun",
-    "lost": "batches were lost",
-    "model_undeclared": "the model of a rank was not declared",
-    "no_duplicate_windows": "duplicates were not counted",
-    "no_ranks": "no rank was observed",
-    "not_observed": "nothing was demonstrably observed",
-    "reattached": "the forwarder attached anew",
-    "redeclared": "what was declared about a rank changed",
-    "refused": "batches could not be read",
-    "rekeyed": "the identity key or the model changed: ids from before do not compare",
-    "restarted": "the engine restarted",
-    "shards_missing": "not all content shards have reported",
-    "single_holder": "fewer than two ranks held comparable content: zero was not measured",
-    "undeclared_gap": "batches are missing that no forwarder declared lost",
-    "unlabelled": "stores cannot be told from announcements of reuse",
-    "warmup": "the cache already held content when observation began",
-}
-"""What each reason means. Rows may name others; those explain themselves."""
-
-
-UNSETTLED = frozenset({"behind", "shards_missing", "no_duplicate_windows"})
-"""Reasons of a footprint that pass by themselves once everything that was sent has been counted."""
-
-
-def reason_text(reason: str) -> str:
-    """``reason`` in words."""
-    return REASONS.get(reason, reason.replace("_", " "))
 
 
 def primary_group(groups: Sequence[GroupCounters]) -> GroupCounters | None:
@@ -273,32 +237,6 @@ def _reasons(lives: Sequence[LifeTotals], span: Span) -> set[str]:
     return reasons
 
 
-_SPOILS_EXACTNESS = {
-    "ambiguous_reload",
-    "clock_jump",
-    "coverage",
-    "identity",
-    "identity_refused",
-    "key_change",
-    "kv_connector",
-    "lost",
-    "reattached",
-    "redeclared",
-    "refused",
-    "rekeyed",
-    "undeclared_gap",
-    "unlabelled",
-    "warmup",
-}
-"""Among them what may have happened outside any stretch of time: a batch lost between two of one instant, or after the last."""
-
-
-def _register(reasons: set[str], *, measured: bool) -> Register:
-    if not measured or reasons & {"no_ranks", "not_observed"}:
-        return "indeterminate"
-    return "lower_bound" if reasons & _SPOILS_EXACTNESS else "exact"
-
-
 def _repeat_compute(lives: Sequence[LifeTotals], span: Span) -> Document:
     ranks = _by_rank(lives)
     measurable = [rank for rank in ranks if _measurable(rank)]
@@ -311,7 +249,7 @@ def _repeat_compute(lives: Sequence[LifeTotals], span: Span) -> Document:
         "coverage": _coverage(lives, span),
         "identity_coverage": _identity_coverage(lives),
         # What the measurable ranks paid twice is a lower bound of what all of them did.
-        "register": _register(reasons, measured=bool(measurable)),
+        "register": register(reasons, measured=bool(measurable)),
         "reasons": sorted(reasons),
     }
 
@@ -347,7 +285,7 @@ def _rank(lives: Sequence[LifeTotals], span: Span) -> Document:
         "last_batch": _iso_or_none(max((life.last_batch_us for life in lives if life.last_batch_us), default=None)),
         "coverage": _coverage(lives, span),
         "identity_coverage": _identity_coverage(lives),
-        "register": _register(reasons, measured=measurable),
+        "register": register(reasons, measured=measurable),
         "reasons": sorted(reasons),
     }
 
@@ -414,7 +352,7 @@ def _duplicate_footprint(totals: Totals, scope: str, key: str) -> Document:
     if single and lives:
         reasons.add("single_holder")
     unmeasured = single or not counted or bool(reasons & {"no_ranks", "not_observed"})
-    best: Register = "lower_bound" if reasons & (_SPOILS_EXACTNESS | {"shards_missing", "behind"}) else "exact"
+    best: Register = "lower_bound" if reasons & (SPOILS_EXACTNESS | {"shards_missing", "behind"}) else "exact"
     inside: Register = "indeterminate" if unmeasured or inside_split else best
     between: Register = "indeterminate" if unmeasured or uncomparable else best
     parts = {"inside_instances": inside, "between_instances": between}

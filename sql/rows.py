@@ -29,7 +29,7 @@ from schemas.records import (
 from sql.block_rows import BlockEventColumns
 from sql.columns import ColumnBatch
 
-GROUP_FIELDS: tuple[str, ...] = GroupCounters.__struct_fields__
+GROUP_FIELDS: tuple[str, ...] = GroupCounters.__struct_fields__[:28]
 """Fields of a cache group, each a column ``groups.<field>`` of ``rank_windows``."""
 
 GROUP_COUNTERS: tuple[str, ...] = GROUP_FIELDS[3:]
@@ -157,10 +157,10 @@ class DuplicateWindowColumns(ColumnBatch):
     """``duplicate_windows``: one row per record; the columns are the record's fields, times without their unit."""
 
     table = "duplicate_windows"
-    _FIELDS: ClassVar[tuple[str, ...]] = DuplicateWindow.__struct_fields__
+    _FIELDS: ClassVar[tuple[str, ...]] = DuplicateWindow.__struct_fields__[:27]
     column_names = tuple(
         {"window_start_us": "window_start", "as_of_us": "as_of", "final": "is_final"}.get(field, field)
-        for field in DuplicateWindow.__struct_fields__
+        for field in DuplicateWindow.__struct_fields__[:27]
     )
 
     def add(self, record: DuplicateWindow) -> None:
@@ -227,7 +227,7 @@ class RankEventColumns(ColumnBatch):
     """``rank_events``: one row per holder reset, loss, refusal, declaration or refused identity; a declaration's fields are columns."""
 
     table = "rank_events"
-    _DECLARATION: ClassVar[tuple[str, ...]] = Declaration.__struct_fields__
+    _DECLARATION: ClassVar[tuple[str, ...]] = Declaration.__struct_fields__[:-1]
     column_names = (
         "instance_id",
         "dp_rank",
@@ -247,7 +247,7 @@ class RankEventColumns(ColumnBatch):
         "refused",
         "window_start",
         "window_end",
-        *Declaration.__struct_fields__,
+        *Declaration.__struct_fields__[:-1],
     )
 
     def add(self, record: RankMessage) -> None:

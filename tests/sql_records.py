@@ -71,6 +71,11 @@ def group(**fields: Any) -> GroupCounters:
     return GroupCounters(**({"group_idx": 0, "gpu": True} | fields))
 
 
+def counters(rng: random.Random, idle: bool) -> dict[str, Any]:
+    """Values of every counter; an idle row counts nothing, but still holds what it holds."""
+    return {name: 0 if idle and not name.startswith("resident") else rng.randrange(1000) for name in GROUP_COUNTERS}
+
+
 def random_rank_windows(rng: random.Random, ranks: int = 4, windows: int = 12) -> list[RankWindow]:
     """Rows of ``ranks`` ranks: each window in one or two versions, lives that end, groups that appear later, long idle rows."""
     rows: list[RankWindow] = []
@@ -98,7 +103,7 @@ def random_rank_windows(rng: random.Random, ranks: int = 4, windows: int = 12) -
                         group_idx=index,
                         spec_kind=rng.choice([None, "full_attention", "sliding_window"]),
                         gpu=rng.random() < 0.7,
-                        **({name: 0 if idle and not name.startswith("resident") else rng.randrange(1000) for name in GROUP_COUNTERS}),
+                        **counters(rng, idle),
                     )
                     for index in range(4)
                     if rng.random() < 0.6
