@@ -29,7 +29,7 @@ from schemas.records import (
 from sql.block_rows import BlockEventColumns
 from sql.columns import ColumnBatch
 
-GROUP_FIELDS: tuple[str, ...] = GroupCounters.__struct_fields__[:28]
+GROUP_FIELDS: tuple[str, ...] = GroupCounters.__struct_fields__[:27]
 """Fields of a cache group, each a column ``groups.<field>`` of ``rank_windows``."""
 
 GROUP_COUNTERS: tuple[str, ...] = GROUP_FIELDS[3:]

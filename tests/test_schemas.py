@@ -238,7 +238,7 @@ def test_a_message_starts_with_marker_and_fingerprint_lowest_byte_first(name: st
 
 def test_a_message_of_known_bytes() -> None:
     record = records.ResidencyChanges("i", 1, None, "m", 2, -1, [records.ResidencyStep(3, 4, "GPU", 16, b"\xff", b"")])
-    body = bytes.fromhex("0269 02 00 02026d 04 01 02 06 08 06475055 20 02ff 00 00".replace(" ", ""))
+    body = bytes.fromhex("0269 02 00 02026d 04 01 02 06 08 06475055 20 02ff 00 00 00 00 00 00 00 00 00 00 00".replace(" ", ""))
     assert encode(record)[10:] == body
 
 
