@@ -199,7 +199,8 @@ def _groups(database: Database, bounds: _Bounds) -> dict[LifeKey, list[GroupCoun
     inside = bounds.starts_inside()
     joined = ", ".join(f"`groups.{name}` AS g_{name}" for name in ("group_idx", *SUMMED_FIELDS, *RESIDENT_FIELDS))
     sums = ", ".join(f"sumIf(g_{name}, {inside})" for name in SUMMED_FIELDS)
-    last = ", ".join(f"argMax(g_{name}, window_start)" for name in RESIDENT_FIELDS)
+    # In a tuple, because argMax passes over NULL.
+    last = ", ".join(f"argMax(tuple(g_{name}), window_start).1" for name in RESIDENT_FIELDS)
     rows = database.query(
         f"""
         SELECT {_LIFE_KEY}, g_group_idx, {sums}, {last}

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from schemas.records import DuplicateWindow, GroupCounters, RankWindow
-from sql.rows import GROUP_COUNTERS
+from sql.result_rows import GROUP_STATES, GROUP_SUMS
 
 By = Literal["rank", "workload", "model"]
 
-RESIDENT_FIELDS = GROUP_COUNTERS[-2:]
-SUMMED_FIELDS = GROUP_COUNTERS[:-2]
+RESIDENT_FIELDS = GROUP_STATES
+SUMMED_FIELDS = GROUP_SUMS
 
 DUPLICATE_SUMS = ("inside_token_us", "between_token_us", "inside_block_us", "between_block_us")
 DUPLICATE_MAXIMA = (

@@ -5,11 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
+
 from schemas.records import DuplicateWindow, GroupCounters, RankWindow
-from sql.rows import GROUP_COUNTERS
+from sql.result_rows import GROUP_STATES, GROUP_SUMS, HISTOGRAMS
 
 WINDOW_US = 10_000_000
 START_US = 1_700_000_000_000_000 // WINDOW_US * WINDOW_US
+
+REQUIRED = [field.name for field in msgspec.structs.fields(DuplicateWindow) if field.required]
+"""What every version of a duplicate window has told."""
 
 
 def rank_window(**fields: Any) -> RankWindow:
@@ -62,7 +67,7 @@ def duplicate_window(**fields: Any) -> DuplicateWindow:
         "shards": 4,
         "ranks": 99,
     }
-    zeros = dict.fromkeys((name for name in DuplicateWindow.__struct_fields__ if name not in values), 0)
+    zeros = dict.fromkeys((name for name in REQUIRED if name not in values), 0)
     return DuplicateWindow(**(zeros | values | fields))
 
 
@@ -73,7 +78,13 @@ def group(**fields: Any) -> GroupCounters:
 
 def counters(rng: random.Random, idle: bool) -> dict[str, Any]:
     """Values of every counter; an idle row counts nothing, but still holds what it holds."""
-    return {name: 0 if idle and not name.startswith("resident") else rng.randrange(1000) for name in GROUP_COUNTERS}
+    values: dict[str, Any] = {name: 0 if idle else rng.randrange(1000) for name in GROUP_SUMS}
+    values |= {name: rng.randrange(1000) for name in GROUP_STATES}
+    values["kv_bytes_per_token"] = rng.choice([None, 4096, 8192])
+    for name in HISTOGRAMS:
+        buckets = [] if idle else sorted(rng.sample(range(200), rng.randrange(5)))
+        values |= {f"{name}_buckets": buckets, f"{name}_counts": [rng.randrange(1, 1000) for _ in buckets]}
+    return values
 
 
 def random_rank_windows(rng: random.Random, ranks: int = 4, windows: int = 12) -> list[RankWindow]:

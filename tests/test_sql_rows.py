@@ -18,8 +18,11 @@ from schemas import codec
 from schemas.errors import KvcensusError
 from schemas.records import (
     Batch,
+    Breach,
+    DeadLetter,
     Declaration,
     Declared,
+    Departure,
     EngineMetrics,
     Histogram,
     HolderReset,
@@ -30,10 +33,14 @@ from schemas.records import (
     RankMessage,
     Recompute,
     Refusal,
+    Scrape,
+    SharedPrefix,
 )
 from sql import migrate
+from sql.columns import ColumnBatch
 from sql.database import Database
-from sql.rows import GROUP_FIELDS, TableRows
+from sql.result_rows import GROUP_FIELDS, GROUP_STATES, GROUP_SUMS, HISTOGRAMS
+from sql.rows import TableRows
 from sql.store import connect
 from tests.sql_records import START_US, duplicate_window, group, rank_window
 
@@ -50,7 +57,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 @pytest.fixture
 def database(engine: Database) -> Database:
-    for table in ("rank_windows", "recomputes", "duplicate_windows", "lifecycle", "engine_metrics", "block_events", "rank_events"):
+    for table in (batch.table for batch in TableRows().tables):
         engine.command(f"TRUNCATE TABLE {table}")
     return engine
 
@@ -287,6 +294,7 @@ def test_what_interrupts_a_stream_is_one_row_each(database: Database) -> None:
         5_000,
         60_000,
         1 << 24,
+        {"0": 100_000, "1": 31_072},
     )
     rows = TableRows()
     for number, what in enumerate(
@@ -296,6 +304,8 @@ def test_what_interrupts_a_stream_is_one_row_each(database: Database) -> None:
             {"refusal": Refusal("not msgpack", 12)},
             {"holder_reset": HolderReset(START_US + 1, "sequence went back")},
             {"holder_reset": HolderReset(START_US + 2, "another key", "rekeyed")},
+            {"departure": Departure("asked to stop")},
+            {"scrape": Scrape(START_US // 1000)},  # is in engine_metrics in full
         )
     ):
         rows.add(message(number, **what))  # type: ignore[arg-type]
@@ -314,18 +324,20 @@ def test_what_interrupts_a_stream_is_one_row_each(database: Database) -> None:
         ("refusal", 2, "not msgpack", None, None, None, None, 12, 0, None, None, None, "f1"),
         ("holder_reset", 3, "sequence went back", START_US + 1, "restarted", None, None, None, 0, None, None, None, "f1"),
         ("holder_reset", 4, "another key", START_US + 2, "rekeyed", None, None, None, 0, None, None, None, "f1"),
+        ("departure", 5, "asked to stop", *[None] * 5, 0, None, None, None, "f1"),
         ("identity_refused", 9, *[None] * 6, 0, 5, START_US, START_US + 7, "f1"),
         ("identity_refused", 9, *[None] * 6, 2, 7, START_US, START_US + 7, "f1"),
     ]
     names = Declaration.__struct_fields__
     said = database.query(f"SELECT {', '.join(names)} FROM rank_events FINAL ORDER BY seq").rows
     assert said[0] == tuple(getattr(declaration, name) for name in names)
-    assert {tuple(row) for row in (map(repr, row) for row in said[1:])} == {tuple(repr({} if n == "labels" else None) for n in names)}
+    nothing = tuple(repr({} if n in ("labels", "kv_bytes_by_group") else None) for n in names)
+    assert {tuple(row) for row in (map(repr, row) for row in said[1:])} == {nothing}
 
 
 def test_recomputes_come_back(database: Database) -> None:
     first = Recompute("a", 1, 0, "l", 7, 2, 1, 4, "evicted", A, B, 16, START_US - 9, START_US - 5, START_US, 5)
-    better = Recompute("a", 1, 0, "l", 7, 2, 1, 5, "cleared", A, None, 16, START_US - 9, START_US - 5, START_US, 5)
+    better = Recompute("a", 1, 0, "l", 7, 2, 1, 5, "cleared", A, None, 16, START_US - 9, START_US - 5, START_US, 5, C, D, 1234)
     rows = TableRows()
     for record in (better, first):
         rows.add(record)
@@ -333,7 +345,7 @@ def test_recomputes_come_back(database: Database) -> None:
     names = ", ".join(name for name in rows.recomputes.column_names if not name.endswith("_at"))
     times = ", ".join(f"toUnixTimestamp64Micro({name})" for name in ("stored_at", "lost_at", "back_at"))
     assert database.query(f"SELECT {names}, {times} FROM recomputes FINAL").rows == [
-        ("a", 1, 0, "l", 7, 2, 1, 5, "cleared", A, None, 16, 5, START_US - 9, START_US - 5, START_US)
+        ("a", 1, 0, "l", 7, 2, 1, 5, "cleared", A, None, 16, 5, C, D, 1234, START_US - 9, START_US - 5, START_US)
     ]
 
 
@@ -407,27 +419,112 @@ def test_engine_metrics_come_back(database: Database) -> None:
     assert found[1]["histograms.name"] == []
 
 
+def plain_times(row: dict[str, Any]) -> dict[str, Any]:
+    """Times as they are inserted: microseconds, but for the forwarder's clock."""
+
+    def plain(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(name, each) for each in value]
+        if isinstance(value, datetime.datetime):
+            return micros(value) // 1000 if name == "breaches.scraped_at" else micros(value)
+        return value
+
+    return {name: plain(name, value) for name, value in row.items()}
+
+
+def last_of(batch: ColumnBatch) -> dict[str, Any]:
+    """The row that was added last."""
+    return dict(zip(batch.column_names, (column[-1] for column in batch.columns), strict=True))
+
+
+def only_row(database: Database, batch: ColumnBatch) -> dict[str, Any]:
+    """The one row of the table, as it is inserted."""
+    (found,) = database.query(f"SELECT {', '.join(f'`{name}`' for name in batch.column_names)} FROM {batch.table} FINAL").rows
+    return plain_times(dict(zip(batch.column_names, found, strict=True)))
+
+
 def test_windows_come_back(database: Database) -> None:
-    groups = [group(**{name: n for n, name in enumerate(GROUP_FIELDS[3:])}), group(group_idx=2, gpu=False, spec_kind="mamba")]
+    counted = {name: n for n, name in enumerate((*GROUP_SUMS, *GROUP_STATES))}
+    buckets = {f"{name}_{part}": [n, n + 2] for n, name in enumerate(HISTOGRAMS) for part in ("buckets", "counts")}
+    groups = [group(**counted, **buckets), group(group_idx=2, gpu=False, spec_kind="mamba")]
+    breaches = [Breach("cached_over_pool", START_US, START_US // 1000, 7, 5), Breach("in_use_over_cached", START_US + 1, 3, 9, 8)]
     record = rank_window(
-        groups=groups, reasons=["lost", "restarted"], workload="chat", first_batch_us=START_US + 1, version=2**63, warmup=True
+        groups=groups,
+        reasons=["lost", "restarted"],
+        workload="chat",
+        first_batch_us=START_US + 1,
+        version=2**63,
+        warmup=True,
+        register="lower_bound",
+        prefill_rate=9000.5,
+        prefill_rate_source="measured",
+        gpus_per_rank=2.0,
+        pool_blocks=5,
+        scrapes=3,
+        breaches=breaches,
+        breaches_found=11,
+        departed=True,
     )
     rows = TableRows()
     rows.add(rank_window(version=3, groups=[group(group_idx=n) for n in range(5)]))
     rows.add(record)
-    rows.add(duplicate_window(inside_token_us=2**62, scope="workload"))
+    rows.add(duplicate_window(inside_token_us=2**62, scope="workload", reasons=["lost"], register="exact", extra_bytes_max=2**62))
     insert(database, rows)
-    batch = rows.rank_windows
-    found = database.query(f"SELECT {', '.join(f'`{name}`' for name in batch.column_names)} FROM rank_windows FINAL").rows
-    as_inserted = dict(zip(batch.column_names, (column[1] for column in batch.columns), strict=True))
-    back = dict(zip(batch.column_names, found[0], strict=True))
-    for name in ("window_start", "first_batch", "last_batch"):
-        back[name] = micros(back[name])
-    assert len(found) == 1
-    assert back == as_inserted
+    assert only_row(database, rows.rank_windows) == last_of(rows.rank_windows)
+    assert only_row(database, rows.duplicate_windows) == last_of(rows.duplicate_windows)
     ends = "SELECT window_end = window_start + toIntervalMicrosecond(window_us) FROM"
     assert database.query(f"{ends} rank_windows UNION ALL {ends} duplicate_windows").rows == [(1,), (1,)]
-    assert database.query("SELECT inside_token_us, scope_key FROM duplicate_windows").rows == [(2**62, "")]
+
+
+def test_a_window_without_what_came_later_reads_as_nothing_told(database: Database) -> None:
+    """As a worker of the version before inserts it, which knows none of the columns of its groups that were added."""
+    rows = TableRows()
+    rows.add(rank_window(groups=[group(), group(group_idx=1)], register="exact"))
+    rows.add(duplicate_window(register="exact"))
+    later = {"register", "prefill_rate", "prefill_rate_source", "gpus_per_rank", "pool_blocks", "scrapes", "breaches_found", "departed"}
+    later |= {name for name in rows.rank_windows.column_names if name.startswith("breaches.")}
+    later |= {f"groups.{name}" for name in GROUP_FIELDS[GROUP_FIELDS.index("resident_copies") :]}
+    later |= set(rows.duplicate_windows.column_names[27:])
+    for batch in rows.batches():
+        known = [number for number, name in enumerate(batch.column_names) if name not in later]
+        database.insert(batch.table, [batch.column_names[n] for n in known], [batch.columns[n] for n in known])
+    back = only_row(database, rows.rank_windows)
+    assert back["groups.unreused_tokens"] == [0, 0]
+    assert back["groups.kv_bytes_per_token"] == [None, None]
+    assert back["groups.lifetime_counts"] == [[], []]
+    assert (back["register"], back["prefill_rate"], back["breaches.kind"], back["departed"]) == ("indeterminate", None, [], False)
+    back = only_row(database, rows.duplicate_windows)
+    assert (back["register"], back["reasons"], back["inside_byte_ms"], back["expected_ranks"]) == ("indeterminate", [], None, 0)
+
+
+def test_shared_prefixes_come_back(database: Database) -> None:
+    record = SharedPrefix(
+        START_US, 1, 7, 1, A, B, None, 3, 48, None, 2, 2, 3, 48, 2**40, ["a/0", "b/0"], ["", "chat"], ["m"], START_US - 9, 0.5,
+        "lower_bound", ["lost"],
+    )  # fmt: skip
+    rows = TableRows()
+    for each in (record, msgspec.structs.replace(record, version=6, tokens=1), record):
+        rows.add(each)
+    rows.add(record)
+    insert(database, rows)
+    assert only_row(database, rows.shared_prefixes) == last_of(rows.shared_prefixes)
+
+
+def test_dead_letters_come_back(database: Database) -> None:
+    """Bytes that are no text among them."""
+    rows = TableRows()
+    for offset, key, payload in ((5, b"a/0", b"\xff\x00\xc3("), (6, None, b""), (7, b"\xfe\xff", b"text")):
+        rows.add(DeadLetter("kvcensus.batches", 3, offset, "holder", "not Avro", key, payload, len(payload)))
+    insert(database, rows)
+    insert(database, rows)
+    names = ("topic", "partition", "offset", "reader", "reason", "hex(key)", "hex(payload)", "payload_bytes")
+    found = database.query(f"SELECT {', '.join(names)} FROM dead_letters FINAL ORDER BY offset").rows
+    where = ("kvcensus.batches", 3)
+    assert found == [
+        (*where, 5, "holder", "not Avro", "612F30", "FF00C328", 4),
+        (*where, 6, "holder", "not Avro", None, "", 0),
+        (*where, 7, "holder", "not Avro", "FEFF", "74657874", 4),
+    ]
 
 
 def test_columns_handed_out_stay_when_the_batch_is_cleared() -> None:
