@@ -134,7 +134,7 @@ def store_error(error: Exception, doing: str, place: str) -> StoreError:
 
 _OURS = re.compile(
     r"\b(?:rank_windows|rank_window_groups|life_groups|life_primary_groups|recomputes|repeat_compute|duplicate_windows|duplicate_footprint"
-    r"|block_events|rank_events|lifecycle|engine_metrics|schema_migrations)\b"
+    r"|shared_prefixes|dead_letters|block_events|batches|rank_messages|rank_events|lifecycle|engine_metrics|schema_migrations)\b"
 )
 
 

@@ -26,6 +26,7 @@ from schemas.records import (
 )
 from sql.block_rows import BlockEventColumns
 from sql.columns import ColumnBatch
+from sql.fact_rows import BatchColumns, RankMessageColumns
 from sql.result_rows import DeadLetterColumns, DuplicateWindowColumns, RankWindowColumns, RecomputeColumns, SharedPrefixColumns
 from sql.said_rows import EngineMetricsColumns, LifecycleColumns, RankEventColumns
 
@@ -45,15 +46,26 @@ class TableRows:
         self.lifecycle = LifecycleColumns()
         self.engine_metrics = EngineMetricsColumns()
         self.block_events = BlockEventColumns()
+        self.batches_of_ranks = BatchColumns()
+        self.rank_messages = RankMessageColumns()
         self.rank_events = RankEventColumns()
 
-    def add(self, record: Row) -> None:
-        """The rows of one record, in its table or tables."""
+    def add(self, record: Row, partition: int = -1, offset: int = -1) -> None:
+        """The rows of one record, in its table or tables.
+
+        ``partition`` and ``offset`` are where a :class:`RankMessage` stood on its topic. One without a place leaves no row in ``batches``
+        or ``rank_messages``: it could not be counted from again.
+        """
         if isinstance(record, RankMessage):
             if record.batch is not None:
+                before = len(self.block_events)
                 self.block_events.add(record)
+                if offset >= 0:
+                    self.batches_of_ranks.add(record, partition, offset, len(self.block_events) - before)
             else:
                 self.rank_events.add(record)
+                if offset >= 0:
+                    self.rank_messages.add(record, partition, offset)
         elif isinstance(record, RankWindow):
             self.rank_windows.add(record)
         elif isinstance(record, Recompute):
@@ -93,5 +105,7 @@ class TableRows:
             self.lifecycle,
             self.engine_metrics,
             self.block_events,
+            self.batches_of_ranks,
+            self.rank_messages,
             self.rank_events,
         )
