@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from schemas import codec
 from schemas.records import DuplicateWindow, RankWindow, rank_key
-from schemas.topics import Topic
+from schemas.topics import MAX_MESSAGE_BYTES, Topic
 
 RANK_WINDOW_TABLE = "kvcensus.rank-window-table"
 """Changelog of the rank windows given out; as many partitions as ``kvcensus.batches``, and in them the same ranks."""
@@ -23,7 +23,22 @@ DUPLICATE_WINDOW_TABLE = "kvcensus.duplicate-window-table"
 
 _COMPACTED = {"cleanup.policy": "compact"}
 
+STATE = Topic(
+    "kvcensus.state",
+    None,
+    "owner and chunk",
+    config={
+        **_COMPACTED,
+        "max.message.bytes": str(MAX_MESSAGE_BYTES),
+        # Segments that are closed soon, since only those are compacted; and what was just written stays readable for a while.
+        "segment.bytes": str(64 * 1024 * 1024),
+        "min.compaction.lag.ms": str(10 * 60 * 1000),
+    },
+)
+"""Snapshots of what is known of single blocks: partition *n* holds what belongs to partition *n* of the input topics."""
+
 CHANGELOGS = (
+    STATE,
     Topic(RANK_WINDOW_TABLE, None, "rank and window", config=_COMPACTED),
     Topic(DUPLICATE_WINDOW_TABLE, None, "scope and window", single_partition=True, config=_COMPACTED),
 )

@@ -1,0 +1,175 @@
+"""The state topic on the broker: reading partitions of it, writing to it, and committing how far it reaches.
+
+Blocking; for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from schemas.errors import KvcensusError
+from schemas.topics import MAX_MESSAGE_BYTES
+from streams.positions import Place
+from streams.settings import WorkerSettings
+from streams.state import Pair, Restored, Rules, StateLog
+from streams.tables import STATE
+
+log = logging.getLogger("kvcensus.worker")
+
+SILENCE_SECONDS = 0.4
+"""So long nothing more comes before a partition counts as read: embedded brokers tell its end too low."""
+
+ANSWER_SECONDS = 10.0
+WRITE_SECONDS = 30.0
+"""How long a snapshot may take to be acknowledged before it is given up; the next one is tried in its place."""
+
+_quiet = logging.getLogger("kvcensus.librdkafka")
+
+
+class StateTopic:
+    """Clients of their own, so that neither Faust's buffers nor its group have a part in it.
+
+    Positions are committed under the group ``GROUP-state``, which nobody joins: for the input topics, up to where the state on the topic
+    reaches (never further); for the state topic, where the oldest chunk lies that is still needed.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        config = settings.client_config()
+        self._consumer = Consumer(
+            {
+                **config,
+                "group.id": f"{settings.group}-state",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "fetch.message.max.bytes": MAX_MESSAGE_BYTES,
+            },
+            logger=_quiet,
+        )
+        self._producer = Producer(
+            {**config, "enable.idempotence": True, "linger.ms": 5, "message.max.bytes": MAX_MESSAGE_BYTES}, logger=_quiet
+        )
+        self._admin = AdminClient(config, logger=_quiet)
+        self._ids: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Let go of the connections; what is not acknowledged yet is given up."""
+        self._producer.purge()
+        self._consumer.close()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def topic_id(self, topic: str) -> str:
+        """The broker's own id of ``topic``, which a topic made anew does not have; empty where the broker tells none."""
+        if topic not in self._ids:
+            try:
+                told = self._admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)[topic].result(ANSWER_SECONDS)
+                self._ids[topic] = str(told.topic_id or "")
+            except Exception as error:  # an embedded broker that does not know the request
+                log.debug("id of %s: %s", topic, error)
+                self._ids[topic] = ""
+        return self._ids[topic]
+
+    def restore(self, wanted: Mapping[int, Mapping[str, Rules]]) -> dict[tuple[int, str], Restored]:
+        """What ``wanted`` (partition to agents and their rules) begin with. Raises :class:`KvcensusError` if the broker does not answer."""
+        out: dict[tuple[int, str], Restored] = {}
+        again: set[int] = set()
+        try:
+            hints = self._hints(wanted)
+            for first in (True, False):
+                partitions = set(wanted) if first else again
+                if not partitions:
+                    break
+                logs = self._read({number: hints.get(number, OFFSET_BEGINNING) if first else OFFSET_BEGINNING for number in partitions})
+                for number, read in logs.items():
+                    for agent, rules in wanted[number].items():
+                        out[number, agent] = read.restore(agent, rules)
+                        # A worker that no longer owned the partition may have committed too far on.
+                        if not out[number, agent].found and number in hints:
+                            again.add(number)
+        except KafkaException as error:
+            raise KvcensusError(f"the state on {STATE.name} cannot be read: {error.args[0].str()}") from error
+        return out
+
+    def _hints(self, partitions: Collection[int]) -> dict[int, int]:
+        """Where to begin reading, of the partitions for which that is known."""
+        places = self._consumer.committed([TopicPartition(STATE.name, number) for number in partitions], timeout=ANSWER_SECONDS)
+        return {place.partition: place.offset for place in places if place.offset >= 0}
+
+    def _read(self, starts: Mapping[int, int]) -> dict[int, StateLog]:
+        logs = {number: StateLog() for number in starts}
+        ends = {
+            number: self._consumer.get_watermark_offsets(TopicPartition(STATE.name, number), timeout=ANSWER_SECONDS)[1] for number in starts
+        }
+        unread = {number for number, end in ends.items() if end > max(starts[number], 0)}
+        self._consumer.assign([TopicPartition(STATE.name, number, offset) for number, offset in starts.items()])
+        try:
+            deadline = time.monotonic() + ANSWER_SECONDS
+            while True:
+                messages = self._consumer.consume(500, timeout=SILENCE_SECONDS)
+                if not messages and (not unread or time.monotonic() > deadline):
+                    break
+                for message in messages:
+                    number = message.partition()
+                    assert number is not None
+                    if (error := message.error()) is None:
+                        logs[number].take(_bytes(message.key()), _bytes(message.value()))
+                        deadline = time.monotonic() + ANSWER_SECONDS
+                    elif error.code() != KafkaError._PARTITION_EOF:
+                        raise KafkaException(error)
+                    # What stood last may have been compacted away: then only the broker's word tells that the end is reached.
+                    if (message.offset() or 0) + (error is None) >= ends[number]:
+                        unread.discard(number)
+        finally:
+            self._consumer.unassign()
+        if unread:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return logs
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def write(self, partition: int, pairs: Sequence[Pair]) -> list[int]:
+        """Write ``pairs`` in order and wait until the broker has them; their offsets. Raises :class:`KvcensusError` if it refuses."""
+        offsets: list[int] = []
+        refused: list[str] = []
+
+        def done(error: object, message: Message) -> None:
+            if error is not None:
+                refused.append(str(error))
+            else:
+                offsets.append(message.offset() or 0)
+
+        try:
+            for key, value in pairs:
+                while True:
+                    try:
+                        self._producer.produce(STATE.name, value, key=key, partition=partition, on_delivery=done)
+                        break
+                    except BufferError:
+                        self._producer.poll(0.1)
+                self._producer.poll(0)
+            left = self._producer.flush(WRITE_SECONDS)
+        except KafkaException as error:
+            raise KvcensusError(f"{STATE.name}[{partition}] cannot be written: {error.args[0].str()}") from error
+        if left:
+            self._producer.purge()
+            self._producer.flush(1.0)
+        if refused or left:
+            raise KvcensusError(f"{STATE.name}[{partition}] cannot be written: {refused[0] if refused else 'the broker does not answer'}")
+        return offsets
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Commit positions of the group that nobody joins; a broker that does not take them is told of in the log only."""
+        try:
+            self._consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in offsets.items()], asynchronous=False)
+        except KafkaException as error:
+            log.debug("positions not committed: %s", error)
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
