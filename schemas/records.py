@@ -388,6 +388,7 @@ class SharedContent(msgspec.Struct, gc=False):
     left.
 
     ``parent_id`` as in :class:`ResidencyStep`; ``block_size`` in tokens; ``first_at_us`` is when any rank was first seen to hold it.
+    ``as_of_us`` is the instant of which this is told, where a message closes several (0: the message's ``shared_as_of_us``).
     """
 
     content_id: bytes
@@ -395,6 +396,7 @@ class SharedContent(msgspec.Struct, gc=False):
     block_size: int
     first_at_us: int
     holders: list[int]
+    as_of_us: int = 0
 
 
 class DuplicateSteps(msgspec.Struct, gc=False):
@@ -431,6 +433,8 @@ class DuplicateSteps(msgspec.Struct, gc=False):
     shared_as_of_us: int = 0
     shared: list[SharedContent] = []
     holder_names: list[str] = []
+    first_held_us: int = 0
+    shared_late: int = 0
 
 
 class GroupCounters(msgspec.Struct, gc=False):
