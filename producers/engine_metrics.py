@@ -14,7 +14,7 @@ from typing import NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from schemas.errors import KvcensusError
-from schemas.records import EngineMetrics, Histogram
+from schemas.records import EngineMetrics, Histogram, Scrape
 
 _START = "process_start_time_seconds"
 _CONFIG = "vllm:cache_config_info"
@@ -58,6 +58,7 @@ _WANTED = frozenset(
     )
 )
 _ENGINE_PREFIXES = ("vllm:", "sglang:")
+_BRIEF = tuple(name for name in Scrape.__struct_fields__ if name != "at_ms")
 
 
 class MetricsError(KvcensusError):
@@ -151,6 +152,11 @@ def read(text: str) -> Page:
 def parse(text: str, dp_rank: int, *, instance_id: str = "", life_id: str = "", incarnation: str = "", at_ms: int = 0) -> EngineMetrics:
     """One rank's record from the text of a page; as :func:`read` and :meth:`Page.of`, and with their errors."""
     return read(text).of(dp_rank, instance_id=instance_id, life_id=life_id, incarnation=incarnation, at_ms=at_ms)
+
+
+def brief(record: EngineMetrics) -> Scrape:
+    """What of ``record`` stands in the rank's stream, for figures to be held against."""
+    return Scrape(record.at_ms, **{name: getattr(record, name) for name in _BRIEF})
 
 
 def _rank(labels: Mapping[str, str]) -> str | None:

@@ -29,7 +29,7 @@ from producers.exporter import Exporter
 from producers.lane import Lane
 from producers.outlet import Outlet
 from producers.ranks import Ranks
-from producers.scraper import Scraper
+from producers.scraper import Scrape, Scraper
 from producers.spool import Entry, Spool
 from producers.stand_in import stand_in
 from producers.stream import Position, RankStream
@@ -117,6 +117,8 @@ class _Run:
         """What the spool was told last of where the streams stand; None while it is being told."""
         self._started: set[int] = set()
         self._answered_for = -1
+        self._scraped: deque[Scrape] = deque()
+        """Pages that wait for the batches before them; meanwhile the scraper keeps the others, within its bound."""
         self._engine_started_us: int | None = None
         self._scope = checkpoint.identity_scope(config.key.canary, config.model, config.engine_profile)
         self._spool = stack.enter_context(Spool(config.spool, config.spool_bytes))
@@ -215,7 +217,7 @@ class _Run:
             if ready:
                 idle_since = time.monotonic()
             self._feed(ready)
-            self._scrape()
+            self._scrape(ready)
             self._commit()
             busy = self._pump()
             self._subscription.poll(0 if ready else 0.005 if busy else _IDLE_WAIT)
@@ -254,7 +256,9 @@ class _Run:
             self._pump()
             self._subscription.poll(_IDLE_WAIT)
         left = self._subscription.held + len(ready)
+        self._scrape(ready)
         self._declare_forgotten()
+        self._put(lane.stream.depart(reason, _now_ms()) for dp_rank, lane in self._lanes.items() if dp_rank in self._started)
         self._put_lifecycle("stop", reason)
         self._commit()
         if self._outlet is None:
@@ -322,16 +326,21 @@ class _Run:
             lane.stream.forget_identities(refused, _now_ms()) for lane in self._lanes.values() for refused in lane.resolver.take_forgotten()
         )
 
-    def _scrape(self) -> None:
+    def _scrape(self, ready: deque[Arrival]) -> None:
+        """Take up the engine's pages, each behind the batches that had come in when it was read: the sockets are looked at in between."""
         if self._scraper is None:
             return
-        for scrape in self._scraper.take():
+        # While batches that came in wait for a replay, so do pages: it may tell of another life.
+        while self._scraped and not self._subscription.waiting and (not ready or ready[0].at_ms > self._scraped[0].at_ms):
+            scrape = self._scraped.popleft()
             for dp_rank, lane in self._lanes.items():
                 try:
                     record = scrape.record(self._config.instance_id, dp_rank, lane.stream.life_id, self._forwarder.incarnation)
                 except MetricsError:  # counted by the scraper where it is the one rank asked for
                     continue
-                self._entries.append(lane.take_beside(topics.ENGINE_METRICS, record))
+                self._entries += lane.take_scrape(scrape, record)
+        if not self._scraped:
+            self._scraped.extend(self._scraper.take())
 
     def _put(self, messages: Iterable[records.RankMessage]) -> None:
         """Take up ``messages``; a rank's first is followed by the lifecycle record that says that this run began with it."""

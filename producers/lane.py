@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,9 +12,11 @@ import msgspec
 
 from producers.bridge_journal import BridgeJournal
 from producers.config import ForwarderConfig
+from producers.engine_metrics import brief
 from producers.identity import Identity
 from producers.resolver import RankResolver
 from producers.restate import Entry, Kind
+from producers.scraper import Scrape
 from producers.segments.writer import SegmentWriter, rank_folder
 from producers.stream import Position, RankStream
 from producers.tally import DeclaredLog, Tally
@@ -60,6 +63,12 @@ class Lane:
         self._scope = scope
         self._tell_anew, self._told, self._untold = 0.0, 0, 0
         self._journal = self._open_journal(config.spool, dp_rank) if config.spool is not None else None
+        self._life_since = -math.inf
+        """When (monotonic clock) the life at hand was told of by a reset; before the first, it has been there for all we know."""
+        self._process_us: int | None = None
+        """When the process started whose pages are taken for those of this life; None: none yet."""
+        self._doubted: tuple[int, int] | None = None
+        """Another process's start, and how many batches had been taken when its first page came."""
         self.segments = (
             SegmentWriter(
                 rank_folder(config.segments, config.instance_id, dp_rank),
@@ -82,11 +91,12 @@ class Lane:
         taken = list(messages)
         entries = []
         for message in taken:
+            if message.holder_reset is not None:
+                self._life_since, self._process_us = time.monotonic(), None
             self.tally.count(message)
             self.declared.note(message)
             self._tell(message)
-            kind: Kind = "batch" if message.batch is not None or message.refusal is not None else "keep"
-            entries.append(Entry(topics.BATCHES.name, self.key.encode(), codec.encode(message), kind))
+            entries.append(Entry(topics.BATCHES.name, self.key.encode(), codec.encode(message), _kind(message)))
         if self._journal is not None:
             self._write_down(self._journal)
         if self.segments is not None:
@@ -99,6 +109,16 @@ class Lane:
             self.segments.write([record])
         return Entry(topic.name, self.key.encode(), codec.encode(record), "droppable")
 
+    def take_scrape(self, scrape: Scrape, record: EngineMetrics) -> list[Entry]:
+        """What goes into the spool of a page that was read: the record on its own topic and, where it is of this life, one in the stream.
+
+        Where that cannot be told, the stream does without.
+        """
+        entries = [self.take_beside(topics.ENGINE_METRICS, record)]
+        if self._is_of_this_life(scrape, record.process_started_us):
+            entries += self.take([self.stream.scraped(brief(record), scrape.at_ms)])
+        return entries
+
     def tick(self) -> None:
         """Do what is due by the clock."""
         if self.segments is not None:
@@ -110,6 +130,25 @@ class Lane:
             self._journal.close()
         if self.segments is not None:
             self.segments.close()
+
+    def _is_of_this_life(self, scrape: Scrape, started_us: int | None) -> bool:
+        """Whether the engine process whose page this is (it started then; None: not known) is that of the stream's life.
+
+        A page asked for before this life was known may be of the process before. One of another process than those before may be of the
+        next life; it is not if the next batch goes on with this one (an API server alone started anew).
+        """
+        if scrape.began < self._life_since:
+            return False
+        if started_us is None or started_us == self._process_us:
+            return True
+        taken = self.tally.batches + self.tally.refused
+        if self._process_us is not None:
+            if self._doubted is None or self._doubted[0] != started_us:
+                self._doubted = started_us, taken
+            if self._doubted[1] == taken:
+                return False
+        self._process_us, self._doubted = started_us, None
+        return True
 
     @property
     def identities_not_written(self) -> int:
@@ -158,3 +197,10 @@ class Lane:
         what = "a batch" if seq >= NO_SEQ else str(seq)
         more = f"; more within {_TELL_SECONDS:g} s are counted only" if self._told == _MOST_TOLD else ""
         logger.warning("%s: refused %s (%s)%s", self.key, what, reason, more)
+
+
+def _kind(message: RankMessage) -> Kind:
+    """How the spool's bound may take it: a scrape is no fact of the stream, and another one follows."""
+    if message.batch is not None or message.refusal is not None:
+        return "batch"
+    return "droppable" if message.scrape is not None else "keep"

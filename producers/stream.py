@@ -18,7 +18,19 @@ import msgspec
 from producers import wire
 from producers.continuity import payload_digest
 from producers.resolver import RankResolver
-from schemas.records import NO_SEQ, Batch, Declaration, EngineProfile, HolderReset, IdentityRefused, Loss, RankMessage, Refusal
+from schemas.records import (
+    NO_SEQ,
+    Batch,
+    Declaration,
+    Departure,
+    EngineProfile,
+    HolderReset,
+    IdentityRefused,
+    Loss,
+    RankMessage,
+    Refusal,
+    Scrape,
+)
 
 REMEMBERED_FRAMES = 16_384
 """Frames of a life whose digest is kept to know a duplicate: more than an engine's replay buffer holds (10,000 by default)."""
@@ -245,6 +257,18 @@ class RankStream:
         """Declare identities that were forgotten."""
         message = self._message(observed_at_ms)
         message.identity_refused = refused
+        return message
+
+    def scraped(self, scrape: Scrape, observed_at_ms: int) -> RankMessage:
+        """What the engine's own metrics say, in its place behind everything fed so far."""
+        message = self._message(observed_at_ms)
+        message.scrape = scrape
+        return message
+
+    def depart(self, reason: str, observed_at_ms: int) -> RankMessage:
+        """The forwarder stops on purpose: nothing of this run comes behind it."""
+        message = self._message(observed_at_ms)
+        message.departure = Departure(reason)
         return message
 
     def refuse(self, payload: bytes, reason: str, observed_at_ms: int) -> RankMessage:

@@ -96,7 +96,7 @@ def test_what_cannot_be_asked_for_is_declared_lost_with_its_exact_range(kafka: K
         found = everything(kafka.bootstrap_servers, outcome)
     assert found.seqs() == [0, 1, 2, 7, 8]
     places = [(message.loss.first_seq, message.loss.last_seq) if message.loss else message.seq for message in found.rank_messages]
-    assert places == [0, 0, 1, 2, (3, 6), 7, 8]  # the first is the declaration
+    assert places == [0, 0, 1, 2, (3, 6), 7, 8, 9]  # the first is the declaration, the last the departure
     assert found.lifecycle[-1].lost == 4
 
 
@@ -163,7 +163,8 @@ def test_what_cannot_be_read_is_refused_in_its_place_and_counted(kafka: Kafka) -
 
         outcome = forward_all(config(engine, kafka.bootstrap_servers), engine, play)
         found = everything(kafka.bootstrap_servers, outcome)
-    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:]]
+    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:-1]]
+    assert found.rank_messages[-1].departure is not None
     assert kinds == [("batch", 0), ("refusal", 1), ("batch", 2)]
     assert found.lifecycle[-1].refused == 2
 
@@ -291,7 +292,8 @@ def test_a_message_too_large_for_kafka_is_refused_in_its_place(kafka: Kafka) -> 
 
         outcome = forward_all(settings, engine, play)
         found = everything(kafka.bootstrap_servers, outcome)
-    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:]]
+    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:-1]]
+    assert found.rank_messages[-1].departure is not None
     assert kinds == [("batch", 0), ("batch", 1), ("refusal", 2), ("batch", 3), ("batch", 4)]
     assert found.lifecycle[-1].refused == 1
 
@@ -397,7 +399,7 @@ def said_and_kept(tmp_path: Path, servers: str, says: str, *options: str) -> Non
     assert "until then everything waits in" in lines[0]
     assert lines[1] == err.splitlines()[-1]
     # A declaration, the start, three batches and the stop.
-    assert lines[1].startswith("kvcensus: 6 messages were not delivered to Kafka"), err
+    assert lines[1].startswith("kvcensus: 7 messages were not delivered to Kafka"), err
     assert f"they wait in {tmp_path / 'spool' / 'x' / 'any'}" in lines[1]
 
 

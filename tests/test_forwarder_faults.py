@@ -16,12 +16,14 @@ import pytest
 
 from console.broker import start_broker
 from console.topic_admin import create_topics
+from producers.engine_metrics import brief
 from producers.identity import Identity, IdentityKey, load_or_create_key
 from producers.resolver import RankResolver
 from producers.restate import SPOOL_FULL
 from producers.stream import RankStream
 from producers.tally import in_brief
 from schemas import records, topics
+from schemas.records import Departure
 from streams.offline import count
 from tests.command import kvcensus
 from tests.forwarding import (
@@ -328,6 +330,17 @@ def test_an_engine_s_metrics_land_under_the_rank_s_key_and_their_end_stops_nothi
     stop = found.lifecycle[-1]
     assert stop.scrapes == len(found.engine_metrics)
     assert (stop.scrapes_failed or 0) >= 2
+    scraped = [message for message in found.rank_messages if message.scrape is not None]
+    assert [message.scrape for message in scraped] == [brief(record) for record in found.engine_metrics]
+    assert {(message.life_id, message.incarnation) for message in scraped} == {(stop.life_id, stop.incarnation)}
+    # Each stands where the rank's stream stood: its number is that of the batch behind it.
+    expected = 0
+    for message in found.rank_messages:
+        assert message.batch is not None or message.seq == expected
+        expected = message.seq + 1 if message.batch is not None else expected
+    last = found.rank_messages[-1]
+    assert last.departure == Departure("stopped")
+    assert (last.life_id, last.seq) == (stop.life_id, 10)
 
 
 def test_own_metrics_say_what_was_counted_and_what_waits(tmp_path: Path) -> None:
@@ -429,7 +442,8 @@ def test_a_payload_above_the_bound_is_refused_in_its_place(kafka: Kafka) -> None
         found = everything(kafka.bootstrap_servers, outcome)
     assert found.rank_messages[0].declaration is not None
     assert found.rank_messages[0].declaration.max_payload_bytes == 2_000
-    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:]]
+    kinds = [("refusal" if message.refusal else "batch", message.seq) for message in found.rank_messages[1:-1]]
+    assert found.rank_messages[-1].departure is not None
     assert kinds == [("batch", 0), ("batch", 1), ("refusal", 2), ("batch", 3), ("batch", 4)]
     (refusal,) = [message.refusal for message in found.rank_messages if message.refusal]
     assert refusal.payload_bytes == len(engine.buffer[2][1])

@@ -100,16 +100,16 @@ def test_what_a_forwarder_could_not_deliver_goes_out_before_what_its_successor_t
         settings = config(engine, f"127.0.0.1:{port}", spool=tmp_path / "spool")
         engine.publish(20)
         first = forward_until(replace(settings, stop_timeout=0.1), 20)
-        assert (first.delivered, first.undelivered) == (0, 23)  # a declaration, the start, 20 batches and the stop
+        assert (first.delivered, first.undelivered) == (0, 24)  # a declaration, the start, 20 batches, the departure and the stop
         assert first.waits_in == str(tmp_path / "spool")
         engine.publish_unheard(5)
         with start_broker(None, tmp_path / "broker", port) as broker:
             create_topics(broker.bootstrap_servers)
             second = forward_until(settings, 5)
             found = everything(broker.bootstrap_servers, second)
-    assert (second.delivered, second.undelivered) == (23 + 8, 0)
+    assert (second.delivered, second.undelivered) == (24 + 9, 0)
     assert list(found.lives().values()) == [list(range(25))]
-    assert len(found.raw) == 31
+    assert len(found.raw) == 33
     assert [record.kind for record in found.lifecycle] == ["start", "stop", "start", "stop"]
 
 
@@ -236,7 +236,7 @@ def test_another_key_or_model_begins_another_life_before_anything_else(
         found = everything(kafka.bootstrap_servers, *outcomes)
     assert list(found.lives().values()) == [list(range(10)), list(range(10, 20))]
     assert found.losses() == []
-    reset, declaration = found.rank_messages[11:13]
+    reset, declaration = found.rank_messages[12:14]  # behind the declaration, ten batches and the departure
     assert reset.holder_reset is not None
     assert declaration.declaration is not None
     assert (reset.holder_reset.cause, reset.holder_reset.boundary_us, reset.seq) == ("rekeyed", 1_700_000_000_090_000, 10)

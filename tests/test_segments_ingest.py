@@ -17,13 +17,13 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from producers.segments import contract, reader, seal, shape
-from producers.segments.foreign import foreign_id
+from producers.segments.foreign import CUT, SEGMENTS_DROPPED, foreign_id
 from producers.segments.ingest import Ingest
 from producers.segments.seal import SegmentError
 from producers.segments.shape import Fact
 from producers.stand_in import stand_in
 from schemas import codec
-from schemas.records import HolderReset, Lifecycle, Loss, RankMessage
+from schemas.records import Departure, HolderReset, Lifecycle, Loss, RankMessage, Refusal
 from schemas.topics import BATCHES, LIFECYCLE
 from streams.offline import Counted, count
 from tests.command import kvcensus
@@ -371,13 +371,13 @@ def batches(messages: Iterable[RankMessage]) -> list[RankMessage]:
 
 
 def kinds(messages: Iterable[RankMessage]) -> list[str]:
-    names = ("batch", "holder_reset", "loss", "refusal", "declaration", "identity_refused")
+    names = ("batch", "holder_reset", "loss", "refusal", "declaration", "identity_refused", "scrape", "departure")
     return [next(name for name in names if getattr(message, name) is not None) for message in messages]
 
 
 def test_records_of_another_producer_become_batches_of_a_life(tmp_path: Path) -> None:
     messages, ingest = theirs(tmp_path, foreign_records())
-    assert kinds(messages) == ["declaration", "batch", "batch", "batch", "holder_reset", "batch", "identity_refused"]
+    assert kinds(messages) == ["declaration", *["batch"] * 3, "holder_reset", "batch", "identity_refused", "departure"]
     declared = messages[0].declaration
     assert declared is not None
     assert (declared.workload, declared.reuse_reporting, declared.canary, declared.key_epoch) == ("agentic", "none", "c0ffee", 3)
@@ -391,7 +391,9 @@ def test_records_of_another_producer_become_batches_of_a_life(tmp_path: Path) ->
     assert (run.parent_state, run.tier, run.block_size, run.content_ids) == ("ROOT", "GPU", 16, foreign_id("c1"))
     assert (second.parent_state, second.parent_content_id, second.parent_block_id) == ("CONTENT", foreign_id("c1"), foreign_id("b1"))
     assert (second.extra_keys, second.lora_name, second.lora_id) == ([foreign_id("k")], "l", 3)
-    assert [message.seq for message in messages] == [0, 1, 2, 3, 1, 1, 2]
+    assert [message.seq for message in messages] == [0, 1, 2, 3, 1, 1, 2, 2]
+    assert messages[-1].departure == Departure("signal")
+    assert messages[-1].life_id == messages[5].life_id
     assert len({message.life_id for message in messages[:4]}) == 1
     reset = messages[4]
     assert reset.holder_reset == HolderReset((STARTED_MS + 4) * 1_000, "the producer saw the engine restart")
@@ -515,10 +517,40 @@ def test_a_missing_segment_makes_its_stretch_unobserved(tmp_path: Path) -> None:
     messages, ingest = theirs(tmp_path, [opened(9), store(1, "a"), store(2, "b")], [opened(10), store(3, "c")], [opened(12), store(4, "d")])
     assert kinds(messages) == ["declaration", "batch", "batch", "batch", "refusal", "batch"]
     assert messages[4].refusal is not None
-    assert messages[4].refusal.reason == "segments 11 to 11 are missing"
+    assert messages[4].refusal.reason == "segments are missing: 11 to 11"
     assert ingest.tally.segments_missing == 1
     row = count(messages).rank_windows[-1]
     assert (row.observed_us, row.lost_batches, row.refused_batches, row.warmup) == (2_000, 0, 1, True)
+
+
+def dropped(first: int, last: int) -> dict[str, Any]:
+    names = {"first": f"seg-1-1-{first}.jsonl", "last": f"seg-1-1-{last}.jsonl"}
+    return {"kind": "segments_dropped", "at_ms": AT, "incarnation": "1-1", "count": 1, "first_seq": first, "last_seq": last, **names}
+
+
+@pytest.mark.parametrize("seq", [None, 9])
+def test_segments_that_their_producer_dropped_are_told_before_what_comes_next(seq: int | None, tmp_path: Path) -> None:
+    messages, ingest = theirs(tmp_path, [opened(3), dropped(0, 2), store(1, "a", seq), store(2, "b", seq and seq + 1)])
+    assert kinds(messages) == ["declaration", "refusal", "batch", "batch"]
+    assert messages[1].refusal == Refusal(f"{SEGMENTS_DROPPED}: 0 to 2 of 1-1", 0)
+    assert ingest.tally.segments_dropped == 1
+    row = count(messages).rank_windows[-1]
+    assert (row.observed_us, row.refused_batches, row.warmup) == (1_000, 1, True)
+
+
+def test_a_recovered_segment_that_was_cut_ends_the_stretch(tmp_path: Path) -> None:
+    cut = {"kind": "segment_recovered", "at_ms": AT, "attributed": True, "dropped_bytes": 9}
+    messages, _ = theirs(tmp_path, [opened(), store(1, "a"), store(2, "b"), cut], [opened(1), store(3, "c")])
+    assert kinds(messages) == ["declaration", "batch", "batch", "refusal", "batch"]
+    assert messages[3].refusal == Refusal(f"{CUT}: 9 bytes", 0)
+
+
+def test_their_stop_is_a_departure_of_every_rank(tmp_path: Path) -> None:
+    stop = {**beat(5), "kind": "agent_stop", "reason": "duration"}
+    messages, _ = theirs(tmp_path, [opened(), store(1, "a", dp_rank=0), store(1, "a", dp_rank=1), stop])
+    departures = [message for message in messages if message.departure is not None]
+    assert [(message.dp_rank, message.departure) for message in departures] == [(0, Departure("duration")), (1, Departure("duration"))]
+    assert messages[-1] in departures
 
 
 def test_where_nothing_is_numbered_the_place_names_a_batch_in_any_subset(tmp_path: Path) -> None:

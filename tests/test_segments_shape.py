@@ -17,6 +17,7 @@ from schemas.records import (
     Batch,
     Declaration,
     Declared,
+    Departure,
     EngineMetrics,
     Histogram,
     HolderReset,
@@ -27,6 +28,7 @@ from schemas.records import (
     OpKind,
     RankMessage,
     Refusal,
+    Scrape,
 )
 from tests.segments import DECLARED, STARTED_MS, batch, heartbeat, records_of, violations
 
@@ -70,7 +72,7 @@ def messages(draw: st.DrawFn) -> RankMessage:
         draw(TEXT), draw(st.integers(0, 9)), draw(TEXT), draw(COUNT), draw(MICROS), draw(st.integers(0, 2**40)), draw(TEXT)
     )
     message.skipped = draw(st.sampled_from([0, 3]))
-    kind = draw(st.sampled_from(["batch", "holder_reset", "loss", "refusal", "declaration", "identity_refused"]))
+    kind = draw(st.sampled_from(["batch", "holder_reset", "loss", "refusal", "declaration", "identity_refused", "scrape", "departure"]))
     if kind == "batch":
         message.batch = Batch(draw(st.lists(ops(), max_size=4)), draw(COUNT), draw(COUNT))
     elif kind == "holder_reset":
@@ -81,9 +83,15 @@ def messages(draw: st.DrawFn) -> RankMessage:
         message.refusal = Refusal(draw(TEXT), draw(COUNT))
     elif kind == "identity_refused":
         message.identity_refused = IdentityRefused(draw(st.integers(0, 9)), draw(COUNT), draw(MICROS), draw(MICROS))
+    elif kind == "scrape":
+        message.scrape = Scrape(draw(COUNT), draw(st.none() | st.floats(0, 1)), *(draw(st.none() | COUNT) for _ in range(6)))
+    elif kind == "departure":
+        message.departure = Departure(draw(TEXT))
     else:
         labels = draw(st.dictionaries(TEXT, TEXT, max_size=2))
-        message.declaration = Declaration("labelled", "last_copy", draw(st.none() | TEXT), labels=labels, prefill_rate=0.5)
+        message.declaration = Declaration(
+            "labelled", "last_copy", draw(st.none() | TEXT), labels=labels, prefill_rate=0.5, kv_bytes_by_group={"0": 7}
+        )
     return message
 
 

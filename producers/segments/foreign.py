@@ -20,11 +20,13 @@ from typing import Literal, cast, get_args
 
 from producers.segments.contract import CACHE_KINDS, Endpoint, Row
 from producers.segments.shape import Fact
+from producers.segments.survey import REMEMBERED, Survey
 from schemas.records import (
     NO_ID,
     NO_SEQ,
     Batch,
     Declaration,
+    Departure,
     HolderReset,
     IdentityRefused,
     Lifecycle,
@@ -35,13 +37,24 @@ from schemas.records import (
     ReuseReporting,
 )
 
+__all__ = ["CUT", "DROPPED", "MISSING_SEGMENTS", "SEGMENTS_DROPPED", "UNSEQUENCED", "ForeignRun", "Survey", "foreign_id"]
+
 _PERSON = b"kvcensus-foreign"
 _HEX = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _SEGMENT_SHIFT = 32
-_REMEMBERED = 200_000
-"""Numbers of a rank that are looked at to tell whether ranks of an instance number their messages together, or apart."""
 _KNOWN_BLOCKS = 2_000_000
-_DROPPED = "messages were dropped"
+
+DROPPED = "messages were dropped"
+"""Reason of a refusal: by a producer's counters, messages did not get through since it was heard of before."""
+MISSING_SEGMENTS = "segments are missing"
+"""Reason of a refusal, with the numbers behind it: nobody handed these segments over, and no record says why."""
+SEGMENTS_DROPPED = "segments were dropped by their producer"
+"""Reason of a refusal, with the incarnation and numbers behind it: the producer says so."""
+CUT = "a recovered segment was cut"
+"""Reason of a refusal, with the bytes behind it: its writer died, and so much of it could not be read."""
+UNSEQUENCED = "recovered records that belong to no sequence"
+"""Reason of a refusal: nothing says that between two records of such a segment nothing was lost."""
+
 _LABELS = ("gpu", "vllm_version", "event_schema_version")
 _KINDS: dict[str, Literal["start", "heartbeat", "stop"]] = {"agent_start": "start", "heartbeat": "heartbeat", "agent_stop": "stop"}
 
@@ -55,90 +68,6 @@ def foreign_id(text: str) -> bytes:
         if found != NO_ID:
             return found
     return hashlib.blake2b(text.encode(), digest_size=len(NO_ID), person=_PERSON).digest()
-
-
-@dataclass
-class Survey:
-    """What has to be known of a whole run before its first record is told. Fed with all its records, in order."""
-
-    ranks: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    unnumbered: set[str] = field(default_factory=set)
-    """Instances with a cache record that has no number."""
-    rankless: set[str] = field(default_factory=set)
-    """Instances with a clear that does not say of which rank."""
-    lossy: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
-    """Stretches, by the count of heartbeats before them, in which messages of these instances were dropped."""
-    canary: str = ""
-    reuse_reporting: str | None = None
-    _numbers: dict[str, dict[int, set[int]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(set)))
-    _apart: set[str] = field(default_factory=set)
-    _dropped: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    _dropped_at_all: int = 0
-    _beats: int = 0
-
-    def add(self, row: Row) -> None:
-        """Take note of one record."""
-        if row.kind in ("heartbeat", "agent_stop", "agent_start"):
-            self._lifecycle(row)
-        elif row.kind in (*CACHE_KINDS, "holder_reset", "identity_refused"):
-            instance = cast(str, row.instance_id)
-            if row.dp_rank is not None or row.kind in ("store", "evict"):
-                self.ranks[instance].add(row.dp_rank or 0)
-            else:
-                self.ranks[instance] |= set()
-                if row.kind == "clear":
-                    self.rankless.add(instance)
-            if row.kind == "holder_reset":
-                self._numbers.pop(instance, None)
-            elif row.kind in CACHE_KINDS:
-                self._number(instance, row)
-
-    def end(self) -> None:
-        """All records were seen."""
-        for ranks in self.ranks.values():
-            if not ranks:
-                ranks.add(0)
-
-    def numbered(self, instance: str) -> bool:
-        """Whether the instance's own numbers can name its batches."""
-        return instance not in self.unnumbered and not (instance in self.rankless and len(self.ranks[instance]) > 1)
-
-    def shared(self, instance: str) -> bool:
-        """Whether the ranks of the instance draw their numbers from one sequence: no two of them ever had the same."""
-        return len(self.ranks[instance]) > 1 and instance not in self._apart
-
-    def _number(self, instance: str, row: Row) -> None:
-        if row.seq is None:
-            self.unnumbered.add(instance)
-            return
-        if instance in self._apart or row.dp_rank is None:
-            return
-        by_rank = self._numbers[instance]
-        if len(by_rank[row.dp_rank]) < _REMEMBERED:
-            by_rank[row.dp_rank].add(row.seq)
-        if any(row.seq in numbers for rank, numbers in by_rank.items() if rank != row.dp_rank):
-            self._apart.add(instance)
-
-    def _lifecycle(self, row: Row) -> None:
-        self.canary = self.canary or row.canary or ""
-        self.reuse_reporting = self.reuse_reporting or row.reuse_reporting
-        if row.kind == "agent_start":
-            return
-        told = 0
-        for index, endpoint in enumerate(row.endpoints or ()):
-            if not self.ranks[endpoint.source]:
-                self.ranks[endpoint.source].add(0)
-            key = endpoint.source, endpoint.endpoint, index
-            more = endpoint.dropped - self._dropped.get(key, 0)
-            self._dropped[key] = endpoint.dropped
-            if more > 0:
-                told += more
-                self.lossy[self._beats].add(endpoint.source)
-        dropped = row.dropped or 0
-        if dropped - self._dropped_at_all > told:
-            self.lossy[self._beats].add("")  # of whom, it does not say: then of all
-        self._dropped_at_all = dropped
-        self._beats += 1
 
 
 @dataclass
@@ -217,7 +146,7 @@ class ForeignRun:
         if segment_seq is not None:
             if self._segment_seq is not None and segment_seq > self._segment_seq + 1:
                 yield from self.end()
-                self._break(None, f"segments {self._segment_seq + 1} to {segment_seq - 1} are missing")
+                self._break(None, f"{MISSING_SEGMENTS}: {self._segment_seq + 1} to {segment_seq - 1}")
             self._segment_seq = segment_seq
         for position, row in enumerate(rows, 1):
             self._position = position
@@ -240,6 +169,13 @@ class ForeignRun:
         elif row.kind in _KINDS:
             self._observed_ms = int(row.at_ms)
             yield from self._lifecycle(row)
+        elif row.kind == "segments_dropped":
+            yield from self._segments_dropped(row)
+        elif row.kind == "segment_recovered":
+            self._observed_ms = int(row.at_ms)
+            if row.dropped_bytes:
+                yield from self.end()
+                self._break(None, f"{CUT}: {row.dropped_bytes} bytes")
 
     def end(self) -> Iterator[Fact]:
         """What was still open."""
@@ -253,8 +189,8 @@ class ForeignRun:
         if row.seq is not None:
             seen = self._seen[instance]
             seen.add(row.seq)
-            if len(seen) > 2 * _REMEMBERED:
-                self._seen[instance] = set(sorted(seen)[_REMEMBERED:])
+            if len(seen) > 2 * REMEMBERED:
+                self._seen[instance] = set(sorted(seen)[REMEMBERED:])
         # A clear that names no rank is one of all ranks of the instance.
         everyone = row.kind == "clear" and row.dp_rank is None
         ranks = sorted(self._survey.ranks[instance]) if everyone else [row.dp_rank or 0]
@@ -337,10 +273,9 @@ class ForeignRun:
             if state.last_number is not None and state.seq > state.last_number + 1:
                 missing = self._missing(state, state.last_number + 1, state.seq - 1)
             state.last_number = max(state.seq, state.last_number or 0)
-        if state.expected is not None and (state.lossy or state.broken or (missing and not state.numbered)):
-            reason = state.broken or (_DROPPED if self._sequenced else "recovered records that belong to no sequence")
-            if not state.numbered:  # else the numbers themselves say what is missing, and where
-                yield self._message(state, refusal=Refusal(reason, 0), seq=NO_SEQ)
+        reason = self._unobserved(state, missing=bool(missing))
+        if reason is not None:
+            yield self._message(state, refusal=Refusal(reason, 0), seq=NO_SEQ)
         seq, skipped = state.seq, 0
         if state.numbered:
             expected = state.expected
@@ -361,7 +296,19 @@ class ForeignRun:
         state.expected = max(state.expected or 0, seq + 1)
         state.ops, state.broken, state.unresolved_now = [], None, 0
         if state.lossy:
-            state.broken = _DROPPED if self._sequenced else None
+            state.broken = DROPPED if self._sequenced else None
+
+    def _unobserved(self, state: _State, *, missing: bool) -> str | None:
+        """Why the stretch before the batch that is open does not count as observed, where nothing else says so.
+
+        Numbers say themselves what is missing, and where; but not before the first of them.
+        """
+        if state.numbered:
+            before = state.expected is None and state.seq > 0 and (state.broken or "").startswith(SEGMENTS_DROPPED)
+            return state.broken if before else None
+        if state.broken is not None or state.expected is None or not (state.lossy or missing):
+            return state.broken
+        return DROPPED if self._sequenced else UNSEQUENCED
 
     def _missing(self, state: _State, first: int, last: int) -> list[tuple[int, int]]:
         """Ranges of ``first`` to ``last`` that no rank had, where the ranks number together; else all of it."""
@@ -421,7 +368,7 @@ class ForeignRun:
         self._version = row.agent_version or self._version
         if row.kind != "agent_start":
             for instance in self._survey.lossy.get(self._beats, ()):
-                self._break(instance or None, _DROPPED)
+                self._break(instance or None, DROPPED)
             self._beats += 1
         for instance in sorted(self._survey.ranks):
             ranks = sorted(self._survey.ranks[instance])
@@ -431,7 +378,18 @@ class ForeignRun:
                 yield from self._declare(state)
                 # Rank r publishes on its own socket, in the order of the ranks; else nobody knows whose counters are whose.
                 own = [endpoints[index]] if len(endpoints) == len(ranks) else endpoints if index == 0 else []
+                if row.kind == "agent_stop":
+                    yield self._message(state, departure=Departure(row.reason or "stopped"))
                 yield self._heard_of(state, row, own, len(self._survey.ranks) == 1 and len(ranks) == 1)
+
+    def _segments_dropped(self, row: Row) -> Iterator[Fact]:
+        """What was in them is not known, nor of which ranks: of any that the run tells of."""
+        yield from self.end()
+        self._observed_ms = int(row.at_ms)
+        for instance in sorted(self._survey.ranks):
+            for dp_rank in sorted(self._survey.ranks[instance]):
+                self._state((instance, dp_rank))
+        self._break(None, f"{SEGMENTS_DROPPED}: {row.first_seq} to {row.last_seq} of {row.incarnation}")
 
     def _heard_of(self, state: _State, row: Row, endpoints: list[Endpoint], alone: bool) -> Lifecycle:
         seen = sum(endpoint.msgs_seen for endpoint in endpoints)
@@ -450,7 +408,7 @@ class ForeignRun:
             unresolved_blocks=(row.content_unresolved or 0) if alone else state.unresolved,
             unknown_events=(row.unknown_types or 0) if alone else 0,
             refused=(row.oversized or 0) if alone else 0,
-            lost=sum(endpoint.dropped for endpoint in endpoints),
+            lost=sum(endpoint.dropped for endpoint in endpoints) if row.endpoints or not alone else row.dropped or 0,
             duplicates=0,
             replayed=0,
             publisher_restarts=sum(endpoint.publisher_restarts or 0 for endpoint in endpoints),
@@ -525,6 +483,7 @@ class ForeignRun:
         refusal: Refusal | None = None,
         declaration: Declaration | None = None,
         identity_refused: IdentityRefused | None = None,
+        departure: Departure | None = None,
     ) -> RankMessage:
         return RankMessage(
             instance_id=state.rank[0],
@@ -541,6 +500,7 @@ class ForeignRun:
             declaration=declaration,
             identity_refused=identity_refused,
             skipped=skipped,
+            departure=departure,
         )
 
 

@@ -253,7 +253,7 @@ class _Losses:
         yield fact
 
 
-_NOTHING: dict[str, None] = dict.fromkeys(("holder_reset", "refusal", "declaration", "identity_refused"))
+_NOTHING: dict[str, None] = dict.fromkeys(("holder_reset", "refusal", "declaration", "identity_refused", "scrape", "departure"))
 
 
 def _grouped(sources: Iterable[_Source]) -> Iterator[_Run]:

@@ -2,8 +2,8 @@
 
 A batch becomes one record of our own kind ``batch``, which names it and says what the contract has no field for, and right behind it
 ``records`` records of the contract's: one for each block stored or evicted, one for each clear. What else rides
-``kvcensus.batches`` is one record each: ``holder_reset`` and ``identity_refused`` of the contract's kinds, ``loss``, ``refusal`` and
-``declaration`` of ours. Fields that the contract does not know are named as in :mod:`schemas.records`.
+``kvcensus.batches`` is one record each: ``holder_reset`` and ``identity_refused`` of the contract's kinds, ``loss``, ``refusal``,
+``declaration``, ``scrape`` and ``departure`` of ours. Fields that the contract does not know are named as in :mod:`schemas.records`.
 """
 
 from __future__ import annotations
@@ -276,6 +276,10 @@ def message(fact: RankMessage) -> Iterator[Record]:
         yield {"kind": "refusal", "at_ms": observed, **envelope, "reason": refusal.reason, "payload_bytes": refusal.payload_bytes}
     elif fact.declaration is not None:
         yield _json_record("declaration", observed, fact.declaration, **envelope)
+    elif fact.scrape is not None:
+        yield _json_record("scrape", observed, fact.scrape, **envelope)
+    elif fact.departure is not None:
+        yield {"kind": "departure", "at_ms": observed, **envelope, "reason": fact.departure.reason}
 
 
 def _json_record(kind: str, at_ms: float, content: msgspec.Struct, **fields: Any) -> Record:

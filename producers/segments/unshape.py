@@ -15,6 +15,7 @@ from schemas.records import (
     NO_ID,
     Batch,
     Declaration,
+    Departure,
     EngineMetrics,
     HolderReset,
     IdentityRefused,
@@ -23,6 +24,7 @@ from schemas.records import (
     Op,
     RankMessage,
     Refusal,
+    Scrape,
 )
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -44,7 +46,7 @@ _OPS = msgspec.json.Decoder(list[_Beside])
 
 def is_own(row: Row) -> bool:
     """Whether the row is one of ours, so that :func:`fact` can read it (with what follows it, if it is a ``batch``)."""
-    if row.kind in ("batch", "loss", "refusal", "declaration", "holder_reset", "identity_refused"):
+    if row.kind in ("batch", "loss", "refusal", "declaration", "holder_reset", "identity_refused", "scrape", "departure"):
         return "life_id" in row.extra
     if row.kind in ("agent_start", "heartbeat", "agent_stop"):
         return "lifecycle" in row.extra
@@ -70,7 +72,7 @@ def fact(row: Row, body: Sequence[Row] = ()) -> Fact:
     """The fact in one of our rows and the ``body`` behind it. Raises :class:`ContractError` for what cannot have been ours."""
     try:
         return _fact(row, body)
-    except (msgspec.MsgspecError, binascii.Error, ValueError, TypeError) as error:
+    except (msgspec.MsgspecError, binascii.Error, LookupError, ValueError, TypeError) as error:
         raise ContractError(f"{row.kind}: {error}") from None
 
 
@@ -103,6 +105,10 @@ def _fact(row: Row, body: Sequence[Row]) -> Fact:
         message.loss = Loss(_given(row.first_seq, "first_seq"), _given(row.last_seq, "last_seq"), _given(row.reason, "reason"))
     elif row.kind == "refusal":
         message.refusal = Refusal(_given(row.reason, "reason"), _number(row, "payload_bytes"))
+    elif row.kind == "scrape":
+        message.scrape = msgspec.json.decode(row.extra["scrape"], type=Scrape)
+    elif row.kind == "departure":
+        message.departure = Departure(_given(row.reason, "reason"))
     else:
         message.declaration = msgspec.json.decode(row.extra["declaration"], type=Declaration)
     return message

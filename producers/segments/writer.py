@@ -287,9 +287,9 @@ class SegmentWriter:
     # -- what the disk did not take
 
     def _owe(self, facts: list[Fact]) -> None:
-        """Of batches remember which they were, of other messages all; a heartbeat says nothing that the next one does not."""
+        """Of batches remember which they were, of other messages all; a heartbeat or scrape says nothing that the next one does not."""
         for fact in facts:
-            if not isinstance(fact, RankMessage):
+            if not isinstance(fact, RankMessage) or fact.scrape is not None:
                 self.counters.refused_records += 1
                 continue
             if fact.batch is not None:
