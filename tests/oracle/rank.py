@@ -226,10 +226,8 @@ class Rank:
         self.contents = contents
         self.states = states
         self.declared = given.first()
-        if self.declared.reuse_reporting not in ("none", "labelled", "unlabelled") or self.declared.removals not in (
-            "per_copy",
-            "last_copy",
-        ):
+        known = self.declared.reuse_reporting in ("none", "labelled", "unlabelled") and self.declared.removals in ("per_copy", "last_copy")
+        if not known:
             raise ValueError("unknown declaration")
         self.declarations: list[tuple[int, Declared]] = [(0, self.declared)]  # since when
         self.life = Life(0)
@@ -241,7 +239,7 @@ class Rank:
         self.due_lost = self.due_refused = 0
         self.breaches: list[Breached] = []
         self.recomputes: list[tuple[str, int, int, str, int, int, int]] = []
-        self.forgot_at: int | None = None
+        self.forgot: tuple[int, int] | None = None  # life and time of the first
         self.departures: list[tuple[int, int | None]] = []  # (engine time, heard again at)
         self.order = 0
         self.now = 0
@@ -653,8 +651,8 @@ class Rank:
                 else:
                     del self.life.blocks[group][block_hash]
                 self._fact(group, "forgotten_blocks", 1)
-                if self.forgot_at is None:
-                    self.forgot_at = self.now
+                if self.forgot is None:
+                    self.forgot = (self.life.number, self.now)
 
     def _resident_now(self) -> dict[int, tuple[int, int, int]]:
         found: dict[int, tuple[int, int, int]] = {}
