@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from console.escape import escaped
-from console.option_types import ByteSize
+from console.option_types import ByteSize, GroupSize
 
 MOST_BYTES = 1 << 20
 """A file larger than this is no configuration."""
@@ -72,17 +72,35 @@ def parse(
                 raise ConfigError(f"{key}: expected a table, [{key}] with KEY = VALUE lines")
             option = next(option for option in options.values() if option.name == tables[key])
             found.tables[key] = dict(_converted(f"{key}.{inner}", (inner, text), option, ctx) for inner, text in _flat(key, value))
+        elif name in options and isinstance(options[name].type, GroupSize):
+            _put(found, key, options[name], tuple(_sizes(key, value, options[name], ctx)))
         elif isinstance(value, Mapping):
             raise ConfigError(f"[{key}]: unknown table; there are {' and '.join(f'[{table}]' for table in tables)}")
         elif name not in options or options[name].name in tables.values():
             raise ConfigError(f"{key}: unknown key{_meant(name, options, tables)}")
         else:
-            option = options[name]
-            assert option.name is not None
-            if option.name in found.values:
-                raise ConfigError(f"{key}: given twice, with - and with _")
-            found.values[option.name] = _converted(key, value, option, ctx)
+            _put(found, key, options[name], _converted(key, value, options[name], ctx))
     return found
+
+
+def _put(found: FileOptions, key: str, option: click.Option, value: Any) -> None:
+    assert option.name is not None
+    if option.name in found.values:
+        raise ConfigError(f"{key}: given twice, with - and with _")
+    found.values[option.name] = value
+
+
+def _sizes(key: str, value: object, option: click.Option, ctx: click.Context | None) -> Iterator[Any]:
+    """One size, or a table of them by group."""
+    if isinstance(value, Mapping):
+        for inner, text in _flat(key, value):
+            yield _convert(f"{key}.{inner}", f"{inner}={text}", option, ctx)
+    elif isinstance(value, int | str) and not isinstance(value, bool):
+        yield _convert(key, str(value), option, ctx)
+    else:
+        raise ConfigError(
+            f'{key}: expected a number of bytes, a text such as "128KiB", or a table of them by cache group, not {_kind(value)}'
+        )
 
 
 def _content(path: Path) -> tuple[bytes, int]:
@@ -123,6 +141,10 @@ def _converted(key: str, value: object, option: click.Option, ctx: click.Context
         raise ConfigError(f"{key}: expected {expected}, not {_kind(value)}")
     if isinstance(value, bool):
         return value
+    return _convert(key, value, option, ctx)
+
+
+def _convert(key: str, value: object, option: click.Option, ctx: click.Context | None) -> Any:
     try:
         return option.type.convert(value, option, ctx)
     except click.BadParameter as error:

@@ -6,7 +6,7 @@ import click
 
 from console.number_options import FiniteRange
 from console.option_groups import C, with_options
-from console.option_types import ByteSize, KeyValue, Name
+from console.option_types import GroupSize, KeyValue, Name
 from console.sectioned_command import BriefOption
 
 YEAR_SECONDS = 366 * 86_400
@@ -68,11 +68,13 @@ _FACTS = (
     ),
     click.option(
         "--kv-bytes-per-token",
-        type=ByteSize(),
+        type=GroupSize(),
+        multiple=True,
         metavar="SIZE",
         envvar="KVCENSUS_KV_BYTES_PER_TOKEN",
         show_envvar=True,
-        help="KV cache of one token, over all tensor-parallel shards of the rank.",
+        help="KV cache of one token, over all tensor-parallel shards of the rank. Where cache groups differ: GROUP=SIZE, repeatable; "
+        "in the variable: separated by commas.",
     ),
     click.option(
         "--prefill-rate",

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from console.option_types import HIGHEST_PORT
+from console.option_types import HIGHEST_PORT, sizes_by_group
 from producers.folders import folder_name
 from producers.forwarder import ForwarderConfig
 from producers.identity import IdentityKey
@@ -48,7 +48,7 @@ class ForwardOptions:
     kv_connector: str | None
     engine_profile: str
     gpus_per_rank: float | None
-    kv_bytes_per_token: int | None
+    kv_bytes_per_token: tuple[tuple[int | None, int], ...]
     prefill_rate: float | None
     staleness_seconds: float
     key_file: Path | None
@@ -139,6 +139,10 @@ def check(options: ForwardOptions) -> None:
             f"--staleness-seconds {options.staleness_seconds:g} is not above --heartbeat-seconds {options.heartbeat_seconds:g}: "
             "every rank would be given up between two heartbeats"
         )
+    try:
+        sizes_by_group(options.kv_bytes_per_token)
+    except ValueError as error:
+        raise click.UsageError(f"--kv-bytes-per-token: {error}") from None
 
 
 def forwarder_config(
@@ -150,6 +154,7 @@ def forwarder_config(
     labels: Mapping[str, str],
 ) -> ForwarderConfig:
     """What one rank's forwarder is told."""
+    kv_bytes_per_token, kv_bytes_by_group = sizes_by_group(options.kv_bytes_per_token)
     return ForwarderConfig(
         instance_id=options.instance,
         dp_rank=where.dp_rank,
@@ -167,7 +172,8 @@ def forwarder_config(
         labels=labels,
         engine_profile=cast("EngineProfile", options.engine_profile),
         gpus_per_rank=options.gpus_per_rank,
-        kv_bytes_per_token=options.kv_bytes_per_token,
+        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_by_group=kv_bytes_by_group,
         prefill_rate=options.prefill_rate,
         staleness=options.staleness_seconds,
         max_payload_bytes=options.max_payload_bytes,

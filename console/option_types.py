@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -129,6 +130,35 @@ class ByteSize(click.ParamType):
         if not self.least <= size <= self.most:
             self.fail(f"{value!r} is out of range: at least {show_size(self.least)}, at most {show_size(self.most)}", param, ctx)
         return size
+
+
+class GroupSize(ByteSize):
+    """A size, or ``GROUP=SIZE`` for one cache group, by its index; several in an environment variable are separated by commas."""
+
+    name = "size"
+    envvar_list_splitter = ","
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """(group, bytes); the group is None where none is named."""
+        if isinstance(value, tuple):
+            return value
+        group, equals, size = str(value).rpartition("=")
+        if not equals:
+            return None, super().convert(value, param, ctx)
+        if not re.fullmatch(r"\d{1,9}", group.strip(), re.ASCII):
+            self.fail(f"{group!r} is no cache group: expected SIZE, or GROUP=SIZE with the group's index, e.g. 0=96KiB", param, ctx)
+        return int(group), super().convert(size, param, ctx)
+
+
+def sizes_by_group(given: Sequence[tuple[int | None, int]]) -> tuple[int | None, dict[int, int]]:
+    """The one size for all groups (None: not given), and the sizes by group. Raises :class:`ValueError` for both, or one group twice."""
+    plain = [size for group, size in given if group is None]
+    by_group = {group: size for group, size in given if group is not None}
+    if len(plain) > 1 or (plain and by_group):
+        raise ValueError("give one size, or GROUP=SIZE for each cache group")
+    if len(by_group) + len(plain) < len(given):
+        raise ValueError("a cache group has two sizes")
+    return (plain[0] if plain else None), by_group
 
 
 class KeyValue(click.ParamType):

@@ -45,6 +45,7 @@ class ForwarderConfig:
     engine_profile: records.EngineProfile = "vllm"
     gpus_per_rank: float | None = None
     kv_bytes_per_token: int | None = None
+    kv_bytes_by_group: Mapping[int, int] = field(default_factory=dict)
     prefill_rate: float | None = None
     staleness: float = 60.0
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
@@ -79,6 +80,7 @@ class ForwarderConfig:
             engine_profile=self.engine_profile,
             gpus_per_rank=self.gpus_per_rank,
             kv_bytes_per_token=self.kv_bytes_per_token,
+            kv_bytes_by_group={str(group): size for group, size in sorted(self.kv_bytes_by_group.items())},
             prefill_rate=self.prefill_rate,
             heartbeat_ms=round(self.heartbeat * 1_000),
             staleness_ms=round(self.staleness * 1_000),

@@ -218,6 +218,12 @@ def test_everything_can_be_said_in_a_file(tmp_path: Path) -> None:
         ("spool-bytes = '1 parsec'", "spool-bytes: '1 parsec' is no size"),
         ("spool-bytes = 10", "spool-bytes: 10 is out of range: at least 1MiB"),
         ("spool-bytes = 1.5", "spool-bytes: expected a number of bytes"),
+        ("kv-bytes-per-token = 1.5", 'kv-bytes-per-token: expected a number of bytes, a text such as "128KiB", or a table'),
+        ("kv-bytes-per-token = 0", "kv-bytes-per-token: '0' is out of range: at least 1"),
+        ("kv-bytes-per-token = 1\n[kv_bytes_per_token]\n0 = 1", "kv_bytes_per_token: given twice"),
+        ("[kv-bytes-per-token]\nx = 1", "kv-bytes-per-token.x: 'x' is no cache group"),
+        ("[kv-bytes-per-token]\n0 = 'a lot'", "kv-bytes-per-token.0: 'a lot' is no size"),
+        ("[kv-bytes-per-token]\n0 = [1]", "kv-bytes-per-token.0: expected a text"),
         ("removals = 'some'", "removals: 'some' is not one of"),
         ("endpoint = 'localhost'", "endpoint: 'localhost' is no address"),
         ("metrics-url = 'ftp://x'", "metrics-url: 'ftp://x' is no URL"),
@@ -234,6 +240,38 @@ def test_what_is_wrong_in_a_file_is_one_line_with_its_key(tmp_path: Path, text: 
     line = refused(*BASE, "--config", path)
     assert line.startswith(f"{path}: ")
     assert says in line
+
+
+def test_kv_bytes_are_one_size_or_one_for_each_cache_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*arguments: str) -> tuple[int | None, dict[str, int]]:
+        declared = told(*BASE, *arguments).declaration()
+        return declared.kv_bytes_per_token, declared.kv_bytes_by_group
+
+    option = "--kv-bytes-per-token"
+    assert found() == (None, {})
+    assert found(option, "128KiB") == (131_072, {})
+    assert found(option, "1=2KiB", option, "0=96KiB") == (None, {"0": 98_304, "1": 2_048})
+    assert found("--config", file(tmp_path, "kv-bytes-per-token = { 0 = '1KiB', 1 = 7 }")) == (None, {"0": 1_024, "1": 7})
+    assert found("--config", file(tmp_path, "kv-bytes-per-token = 7")) == (7, {})
+    monkeypatch.setenv("KVCENSUS_KV_BYTES_PER_TOKEN", "0=1KiB,1=3")
+    assert found() == found("--config", file(tmp_path, "kv-bytes-per-token = 7")) == (None, {"0": 1_024, "1": 3})
+    assert found(option, "5") == (5, {})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (("1", "0=2"), "--kv-bytes-per-token: give one size, or GROUP=SIZE for each cache group"),
+        (("1", "2"), "--kv-bytes-per-token: give one size, or GROUP=SIZE for each cache group"),
+        (("0=1", "00=1"), "--kv-bytes-per-token: a cache group has two sizes"),
+        (("-1=1",), "'-1' is no cache group"),
+        (("0=",), "'' is no size"),
+        (("=1",), "'' is no cache group"),
+        (("0=0",), "out of range"),
+    ],
+)
+def test_kv_bytes_that_say_two_things_or_none_are_refused(sizes: tuple[str, ...], says: str) -> None:
+    assert says in refused(*BASE, *[word for size in sizes for word in ("--kv-bytes-per-token", size)])
 
 
 def test_a_file_that_is_none_is_one_line(tmp_path: Path) -> None:
