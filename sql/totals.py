@@ -1,197 +1,42 @@
-"""Sums over a span of engine time, of which all figures are made: per process life of a rank, and per scope of duplicates. Pure.
-
-:func:`totals_from_records` makes them from records in memory and :func:`sql.load.load` has ClickHouse make them from the
-tables; both follow what this module says and give the same, to the last integer:
-
-* Of rows with one key only that with the highest version counts.
-* Rows of one ``semantics_version`` are summed, the newest in the span; others are left out and named.
-* Windows are half-open. Asked for a span, it is widened to borders of the base window: the longest row that holds a
-  batch (only rows without one are longer) in the span, or anywhere if there is none in it, or else the shortest row. Where
-  a side is not given, the span ends with the first or last batch of any rank there, and no row is clipped on that side.
-* A row that starts before the span or ends after it is constant over its length (it holds no batch) and counts in
-  proportion; integer arithmetic is exact there. What it counts otherwise (losses, refusals) belongs to its start.
-* A process life has one entry per declaration in force. Its groups are those of the whole life, in the span or not,
-  because the primary group is chosen from them.
-"""
+"""Totals of records in memory, by the rules of :mod:`sql.total_types`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
-from schemas.records import DuplicateWindow, GroupCounters, RankWindow
-from sql.result_rows import GROUP_STATES, GROUP_SUMS
-
-By = Literal["rank", "workload", "model"]
-
-RESIDENT_FIELDS = GROUP_STATES
-SUMMED_FIELDS = GROUP_SUMS
-
-DUPLICATE_SUMS = ("inside_token_us", "between_token_us", "inside_block_us", "between_block_us")
-DUPLICATE_MAXIMA = (
-    "extra_tokens_max",
-    "inside_tokens_max",
-    "between_tokens_max",
-    "extra_blocks_max",
-    "inside_blocks_max",
-    "between_blocks_max",
+from schemas.records import Breach, DuplicateWindow, RankWindow, SharedPrefix
+from sql.known import KnownRank, absent, known_by_rows
+from sql.result_rows import HISTOGRAMS
+from sql.total_types import (
+    BYTE_SUMS,
+    CAUSE_FIELDS,
+    DUPLICATE_ENDS,
+    DUPLICATE_MAXIMA,
+    DUPLICATE_SUMS,
+    LIFE_ENDS,
+    PREFIXES,
+    RESIDENT_FIELDS,
+    SUMMED_FIELDS,
+    By,
+    DuplicateTotals,
+    GroupsOfLife,
+    GroupTotals,
+    LifeKey,
+    LifeTotals,
+    Span,
+    Totals,
+    chosen_version,
+    duplicate_order,
+    life_order,
+    listed_breaches,
+    rated,
+    scopes,
+    settle_span,
+    widened,
+    with_groups_of_life,
 )
-DUPLICATE_ENDS = ("inside_tokens_end", "between_tokens_end", "inside_blocks_end", "between_blocks_end", "ranks", "rank_lag_us")
 
-
-@dataclass(frozen=True)
-class Span:
-    """[``start_us``, ``end_us``) of engine time, microseconds."""
-
-    start_us: int
-    end_us: int
-
-    @property
-    def length_us(self) -> int:
-        """Its length; never negative."""
-        return max(0, self.end_us - self.start_us)
-
-
-@dataclass
-class LifeTotals:
-    """Sums of one rank in one process life under one declaration, over the span.
-
-    ``observed_us`` is the part of the span demonstrably observed. ``first_batch_us`` and ``last_batch_us`` are ``None`` where
-    the span holds no batch. ``groups`` are in the order of their index: sums, but ``resident_*``, which are the last row's;
-    ``spec_kind`` and ``gpu`` hold for the whole life. ``last_window_us`` is the start of the last row. ``final`` is false if any
-    row will be replaced.
-    """
-
-    instance_id: str
-    dp_rank: int
-    life_id: str
-    workload: str | None
-    model: str | None
-    reuse_reporting: str
-    removals: str
-    kv_connector: str | None
-    key_epoch: int
-    canary: str
-    observed_us: int = 0
-    first_batch_us: int | None = None
-    last_batch_us: int | None = None
-    last_window_us: int = 0
-    batches: int = 0
-    duplicate_batches: int = 0
-    lost: int = 0
-    refused: int = 0
-    unknown_events: int = 0
-    unresolved: int = 0
-    warmup: bool = False
-    final: bool = True
-    reasons: list[str] = field(default_factory=list)
-    groups: list[GroupCounters] = field(default_factory=list)
-
-
-@dataclass
-class DuplicateTotals:
-    """Extra copies of one scope and tier over the span: sums in copies x microseconds, maxima, and the last row's end.
-
-    ``as_of_us`` is the engine time up to which they are counted, ``ranks`` how many ranks are, ``rank_lag_us`` how far the shards were
-    behind it; ``complete`` says that all shards reported in every row.
-    """
-
-    scope: str
-    scope_key: str
-    tier: str
-    inside_token_us: int = 0
-    between_token_us: int = 0
-    inside_block_us: int = 0
-    between_block_us: int = 0
-    extra_tokens_max: int = 0
-    inside_tokens_max: int = 0
-    between_tokens_max: int = 0
-    extra_blocks_max: int = 0
-    inside_blocks_max: int = 0
-    between_blocks_max: int = 0
-    inside_tokens_end: int = 0
-    between_tokens_end: int = 0
-    inside_blocks_end: int = 0
-    between_blocks_end: int = 0
-    ranks: int = 0
-    rank_lag_us: int = 0
-    as_of_us: int = 0
-    final: bool = True
-    complete: bool = True
-
-
-@dataclass
-class Totals:
-    """Everything :func:`sql.figures.assemble` needs. ``asked`` is the span as asked for, before it was widened; a side may be ``None``."""
-
-    span: Span
-    asked: tuple[int | None, int | None]
-    semantics_version: int | None
-    left_out_versions: list[int]
-    lives: list[LifeTotals]
-    duplicates: list[DuplicateTotals]
-    by: By | None = None
-
-
-LifeKey = tuple[str, int, str, str | None, str | None, str, str, str | None, int, str]
-GroupsOfLife = dict[tuple[str, int, str], dict[int, tuple[bool, str | None]]]
-"""(instance, rank, life) -> group -> (on a GPU, kind)."""
-
-
-def scopes(by: By | None) -> list[str]:
-    """Scopes of duplicates that are needed for figures by ``by``."""
-    return ["fleet"] if by is None else ["fleet", by]
-
-
-def widened(since_us: int | None, until_us: int | None, base_us: int) -> tuple[int | None, int | None]:
-    """The given sides moved outwards to borders of the base window; 0 moves nothing."""
-    if not base_us:
-        return since_us, until_us
-    since = None if since_us is None else since_us // base_us * base_us
-    until = None if until_us is None else -(-until_us // base_us) * base_us
-    return since, until
-
-
-def settle_span(since_us: int | None, until_us: int | None, first_us: int | None, last_us: int | None) -> Span:
-    """The span whose open sides are the first and last batch; empty, at the side that is known, where there is none."""
-    start = since_us if since_us is not None else first_us
-    end = until_us if until_us is not None else last_us
-    if start is None:
-        start = end if end is not None else 0
-    return Span(start, max(start, end if end is not None else start))
-
-
-def with_groups_of_life(groups: Iterable[GroupCounters], of_life: dict[int, tuple[bool, str | None]]) -> list[GroupCounters]:
-    """``groups`` in order, with what the life as a whole says of each, and those that do nothing in the span added."""
-    found = {group.group_idx: group for group in groups}
-    for index, (gpu, kind) in of_life.items():
-        group = found.setdefault(index, GroupCounters(group_idx=index))
-        group.gpu = gpu
-        group.spec_kind = kind
-    return [found[index] for index in sorted(found)]
-
-
-def life_order(life: LifeTotals) -> tuple[str, ...]:
-    """The order in which lives are listed."""
-    return (
-        life.instance_id,
-        f"{life.dp_rank:010d}",
-        f"{life.last_window_us:020d}",
-        life.life_id,
-        life.workload or "",
-        life.model or "",
-        life.reuse_reporting,
-        life.removals,
-        life.kv_connector or "",
-        f"{life.key_epoch:020d}",
-        life.canary,
-    )
-
-
-def duplicate_order(totals: DuplicateTotals) -> tuple[str, str, str]:
-    """The order in which duplicates are listed."""
-    return totals.scope, totals.scope_key, totals.tier
+__all__ = ["By", "DuplicateTotals", "KnownRank", "LifeTotals", "Span", "Totals", "groups_of_lives", "settle_span", "totals_from_records"]
 
 
 def totals_from_records(
@@ -202,10 +47,15 @@ def totals_from_records(
     since_us: int | None = None,
     until_us: int | None = None,
     by: By | None = None,
+    semantics_version: int | None = None,
+    shared_prefixes: Iterable[SharedPrefix] = (),
+    prefixes: int = PREFIXES,
+    known: Iterable[KnownRank] = (),
 ) -> Totals:
     """Totals of records in memory, in any order, repeats and superseded versions among them.
 
-    The span is ``span``, or from ``since_us`` to ``until_us``, each of which may be open.
+    The span is ``span``, or from ``since_us`` to ``until_us``, each of which may be open. ``semantics_version``: of the rows to sum, by
+    default the newest in the span. ``known``: ranks that are known of otherwise than by their rows. ``prefixes``: how many are kept.
     """
     if span is not None:
         since_us, until_us = span.start_us, span.end_us
@@ -223,8 +73,9 @@ def totals_from_records(
             latest_duplicates[scope] = window
     ranks = [row for row in latest_ranks.values() if _overlaps(row.window_start_us, row.window_us, since_us, until_us)]
     duplicates = [row for row in latest_duplicates.values() if _overlaps(row.window_start_us, row.window_us, since_us, until_us)]
-    versions = sorted({row.semantics_version for row in ranks} | {row.semantics_version for row in duplicates}, reverse=True)
-    newest = versions[0] if versions else None
+    newest, left_out = chosen_version(
+        [row.semantics_version for row in ranks] + [row.semantics_version for row in duplicates], semantics_version
+    )
     if since_us is not None or until_us is not None:
         of_newest = [row for row in latest_ranks.values() if row.semantics_version == newest]
         base = _longest_holding(row for row in ranks if row.semantics_version == newest) or _longest_holding(of_newest)
@@ -235,24 +86,28 @@ def totals_from_records(
         since, until = widened(since_us, until_us, base)
     else:
         since, until = None, None
-    ranks = [
-        row
-        for row in latest_ranks.values()
-        if row.semantics_version == newest and _overlaps(row.window_start_us, row.window_us, since, until)
-    ]
+    in_span = [row for row in latest_ranks.values() if _overlaps(row.window_start_us, row.window_us, since, until)]
+    ranks = [row for row in in_span if row.semantics_version == newest]
     duplicates = [
         row for row in latest_duplicates.values() if row.semantics_version == newest and row.scope in wanted and _counted(row, since, until)
     ]
     firsts = [row.first_batch_us for row in ranks if row.first_batch_us]
     lasts = [row.last_batch_us for row in ranks if row.last_batch_us]
+    settled = settle_span(since, until, min(firsts, default=None), max(lasts, default=None))
+    by_rows = known_by_rows(latest_ranks.values(), settled)
+    ever = {(row.instance_id, row.dp_rank) for row in everything}
+    present = {(row.instance_id, row.dp_rank) for row in in_span}
+    missing = absent(by_rows, present, settled, open_ended=until is None) + absent(known, ever, settled, open_ended=until is None)
+    lives = _lives(ranks, groups_of_lives(row for row in everything if row.semantics_version == newest), since, until)
     return Totals(
-        span=settle_span(since, until, min(firsts, default=None), max(lasts, default=None)),
+        span=settled,
         asked=(since_us, until_us),
         semantics_version=newest,
-        left_out_versions=versions[1:],
-        lives=_lives(ranks, groups_of_lives(row for row in everything if row.semantics_version == newest), since, until),
+        left_out_versions=left_out,
+        lives=sorted(lives + missing, key=life_order),
         duplicates=_duplicates(duplicates, since, until),
         by=by,
+        prefixes=_prefixes([row for row in shared_prefixes if row.semantics_version == newest], since, until)[:prefixes],
     )
 
 
@@ -295,8 +150,10 @@ def _share(value: int, start_us: int, end_us: int, since_us: int | None, until_u
 
 def _lives(rows: Sequence[RankWindow], of_lives: GroupsOfLife, since_us: int | None, until_us: int | None) -> list[LifeTotals]:
     lives: dict[LifeKey, LifeTotals] = {}
-    groups: dict[LifeKey, dict[int, GroupCounters]] = {}
+    groups: dict[LifeKey, dict[int, GroupTotals]] = {}
     reasons: dict[LifeKey, set[str]] = {}
+    sources: dict[LifeKey, set[str]] = {}
+    breaches: dict[LifeKey, list[Breach]] = {}
     for row in sorted(rows, key=lambda row: row.window_start_us):
         key: LifeKey = (
             row.instance_id,
@@ -312,14 +169,15 @@ def _lives(rows: Sequence[RankWindow], of_lives: GroupsOfLife, since_us: int | N
         )
         if key not in lives:
             lives[key] = LifeTotals(*key)
-            groups[key] = {}
-            reasons[key] = set()
+            groups[key], reasons[key], sources[key], breaches[key] = {}, set(), set(), []
         life = lives[key]
         life.observed_us += _share(row.observed_us, row.window_start_us, row.window_start_us + row.window_us, since_us, until_us)
         life.last_window_us = row.window_start_us
         life.warmup = life.warmup or row.warmup
         life.final = life.final and row.final
         reasons[key].update(row.reasons)
+        for name in LIFE_ENDS:
+            setattr(life, name, getattr(row, name))
         if row.first_batch_us:
             life.first_batch_us = min(row.first_batch_us, life.first_batch_us or row.first_batch_us)
         if row.last_batch_us:
@@ -332,32 +190,83 @@ def _lives(rows: Sequence[RankWindow], of_lives: GroupsOfLife, since_us: int | N
             life.refused += row.refused_batches
             life.unknown_events += row.unknown_events
             life.unresolved += row.unresolved_blocks
+            life.scrapes += row.scrapes
+            life.breaches_found += row.breaches_found
+            breaches[key] += row.breaches
+            if row.prefill_rate_source is not None and _holds_gpu_time(row):
+                sources[key].add(row.prefill_rate_source)
         for group in row.groups:
-            total = groups[key].setdefault(group.group_idx, GroupCounters(group_idx=group.group_idx))
+            total = groups[key].setdefault(group.group_idx, GroupTotals(group_idx=group.group_idx))
             for name in RESIDENT_FIELDS:
                 setattr(total, name, getattr(group, name))
             if starts_inside:
                 for name in SUMMED_FIELDS:
                     setattr(total, name, getattr(total, name) + getattr(group, name))
+                for cause in CAUSE_FIELDS:
+                    field = f"rated_{cause}_tokens"
+                    setattr(total, field, getattr(total, field) + rated(group, cause))
+                for name in HISTOGRAMS:
+                    _add_histogram(total, name, getattr(group, f"{name}_buckets"), getattr(group, f"{name}_counts"))
     for key, life in lives.items():
         life.reasons = sorted(reasons[key])
+        life.rate_sources = sorted(sources[key])
+        life.breaches = listed_breaches(breaches[key])
         life.groups = with_groups_of_life(groups[key].values(), of_lives.get(key[:3], {}))
     return sorted(lives.values(), key=life_order)
 
 
+def _holds_gpu_time(row: RankWindow) -> bool:
+    return any(getattr(group, f"recompute_{cause}_gpu_us") for group in row.groups for cause in CAUSE_FIELDS)
+
+
+def _add_histogram(total: GroupTotals, name: str, buckets: Sequence[int], counts: Sequence[int]) -> None:
+    if not buckets:
+        return
+    merged = dict(zip(getattr(total, f"{name}_buckets"), getattr(total, f"{name}_counts"), strict=True))
+    for bucket, count in zip(buckets, counts, strict=True):
+        merged[bucket] = merged.get(bucket, 0) + count
+    setattr(total, f"{name}_buckets", sorted(merged))
+    setattr(total, f"{name}_counts", [merged[bucket] for bucket in sorted(merged)])
+
+
 def _duplicates(rows: Sequence[DuplicateWindow], since_us: int | None, until_us: int | None) -> list[DuplicateTotals]:
     found: dict[tuple[str, str, str], DuplicateTotals] = {}
+    reasons: dict[tuple[str, str, str], set[str]] = {}
     for row in sorted(rows, key=lambda row: row.window_start_us):
-        total = found.setdefault((row.scope, row.scope_key, row.tier), DuplicateTotals(row.scope, row.scope_key, row.tier))
-        for name in DUPLICATE_SUMS:
-            share = _share(getattr(row, name), row.window_start_us, row.as_of_us, since_us, until_us)
-            setattr(total, name, getattr(total, name) + share)
+        key = row.scope, row.scope_key, row.tier
+        total = found.setdefault(key, DuplicateTotals(*key))
+        for name in (*DUPLICATE_SUMS, *BYTE_SUMS):
+            value = getattr(row, name)
+            share = None if value is None else _share(value, row.window_start_us, row.as_of_us, since_us, until_us)
+            setattr(total, name, _plus(getattr(total, name), share))
         for name in DUPLICATE_MAXIMA:
             setattr(total, name, max(getattr(total, name), getattr(row, name)))
+        known = total.extra_bytes_max is not None and row.extra_bytes_max is not None
+        total.extra_bytes_max = max(total.extra_bytes_max or 0, row.extra_bytes_max or 0) if known else None
         for name in DUPLICATE_ENDS:
             setattr(total, name, getattr(row, name))
         as_of = row.as_of_us if until_us is None else min(row.as_of_us, until_us)
         total.as_of_us = max(total.as_of_us, as_of)
         total.final = total.final and row.final
         total.complete = total.complete and row.shards_reported >= row.shards
+        reasons.setdefault(key, set()).update(row.reasons)
+    for key, total in found.items():
+        total.reasons = sorted(reasons[key])
     return sorted(found.values(), key=duplicate_order)
+
+
+def _plus(total: int | None, value: int | None) -> int | None:
+    """A sum of which any part that is not known makes the whole unknown."""
+    return None if total is None or value is None else total + value
+
+
+def _prefixes(rows: Iterable[SharedPrefix], since_us: int | None, until_us: int | None) -> list[SharedPrefix]:
+    latest: dict[tuple[int, int], SharedPrefix] = {}
+    for row in rows:
+        if (since_us is not None and row.as_of_us <= since_us) or (until_us is not None and row.as_of_us > until_us):
+            continue
+        key = row.as_of_us, row.place
+        if key not in latest or row.version > latest[key].version:
+            latest[key] = row
+    as_of = max((each for each, _ in latest), default=0)
+    return [latest[key] for key in sorted(latest) if key[0] == as_of]

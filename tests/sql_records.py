@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
 import msgspec
 
-from schemas.records import DuplicateWindow, GroupCounters, RankWindow
+from schemas.records import Breach, DuplicateWindow, GroupCounters, RankWindow, SharedPrefix
 from sql.result_rows import GROUP_STATES, GROUP_SUMS, HISTOGRAMS
 
 WINDOW_US = 10_000_000
@@ -15,6 +16,8 @@ START_US = 1_700_000_000_000_000 // WINDOW_US * WINDOW_US
 
 REQUIRED = [field.name for field in msgspec.structs.fields(DuplicateWindow) if field.required]
 """What every version of a duplicate window has told."""
+
+BYTE_FIELDS = ("inside_byte_ms", "between_byte_ms", "extra_bytes_max", "inside_bytes_end", "between_bytes_end")
 
 
 def rank_window(**fields: Any) -> RankWindow:
@@ -142,6 +145,12 @@ def random_rank_windows(rng: random.Random, ranks: int = 4, windows: int = 12) -
                         warmup=rng.random() < 0.2,
                         reasons=rng.sample(["lost", "refused", "late_attach", "restarted"], rng.randrange(3)),
                         groups=groups,
+                        **estimate(rng),
+                        scrapes=rng.randrange(4),
+                        pool_blocks=rng.choice([None, 1000]),
+                        breaches=breaches(rng, first),
+                        breaches_found=rng.randrange(20),
+                        departed=rng.random() < 0.3,
                         **declared,
                     )
                 )
@@ -149,10 +158,81 @@ def random_rank_windows(rng: random.Random, ranks: int = 4, windows: int = 12) -
     return _distinct(rows)
 
 
+def estimate(rng: random.Random) -> dict[str, Any]:
+    """By what GPU time was estimated."""
+    source = rng.choice([None, "declared", "measured"])
+    return {
+        "prefill_rate": source and rng.randrange(1, 9000) / 4,
+        "prefill_rate_source": source,
+        "gpus_per_rank": rng.choice([None, 1.0, 0.5]),
+    }
+
+
+def breaches(rng: random.Random, at_us: int) -> list[Breach]:
+    """Contradictions with the engine's metrics."""
+    kinds: list[Any] = ["cached_over_pool", "in_use_over_cached"]
+    return [
+        Breach(rng.choice(kinds), at_us + rng.randrange(9), at_us // 1000, rng.randrange(100, 200), rng.randrange(100))
+        for _ in range(rng.choice([0, 0, 0, 1, 5]))
+    ]
+
+
+def shared_prefix(**fields: Any) -> SharedPrefix:
+    """The trunk of the first place at the end of the first window, but for what is given."""
+    values: dict[str, Any] = {
+        "as_of_us": START_US + WINDOW_US,
+        "semantics_version": 1,
+        "version": 1,
+        "place": 1,
+        "content_id": b"\x02" * 16,
+        "head_content_id": b"\x01" * 16,
+        "parent_content_id": None,
+        "blocks": 4,
+        "tokens": 64,
+        "depth_tokens": 64,
+        "copies": 2,
+        "instances": 2,
+        "extra_blocks": 4,
+        "extra_tokens": 64,
+        "extra_bytes": None,
+        "ranks": ["a/0", "b/0"],
+        "workloads": ["", "chat"],
+        "models": ["m"],
+        "first_seen_us": START_US + 1,
+        "coverage": 1.0,
+        "register": "exact",
+        "reasons": [],
+    }
+    return SharedPrefix(**(values | fields))
+
+
+def random_shared_prefixes(rng: random.Random, instants: int = 6) -> list[SharedPrefix]:
+    """A few trunks at each of some instants, several versions among them."""
+    rows = []
+    for number in range(instants):
+        for place in range(1, rng.randrange(2, 6)):
+            for version in range(rng.choice([1, 1, 2])):
+                rows.append(
+                    shared_prefix(
+                        as_of_us=START_US + (number * 6 + 6) * WINDOW_US,
+                        place=place,
+                        semantics_version=2 if rng.random() < 0.9 else 1,
+                        version=rng.randrange(1, 5) * 10 + version,
+                        extra_tokens=rng.randrange(10**6),
+                        depth_tokens=rng.choice([None, 128]),
+                        extra_bytes=rng.choice([None, 2**40]),
+                        content_id=rng.randbytes(16),
+                        reasons=rng.choice([[], ["lost"]]),
+                    )
+                )
+    return _distinct(rows)
+
+
 def random_duplicate_windows(rng: random.Random, windows: int = 12) -> list[DuplicateWindow]:
     """Rows of every scope and two tiers, some in several versions, some long, the last one open."""
     rows: list[DuplicateWindow] = []
     keys = [("fleet", ""), ("rank", "i0/0"), ("rank", "i1/1"), ("workload", ""), ("workload", "chat"), ("model", "m1")]
+    keys += [("workload_pair", json.dumps(pair)) for pair in (["", "chat"], ["chat", "code"])]
     for scope, key in keys:
         for tier in ("GPU", "CPU"):
             start = START_US
@@ -161,6 +241,7 @@ def random_duplicate_windows(rng: random.Random, windows: int = 12) -> list[Dupl
                 length = WINDOW_US * (rng.randrange(2, 9) if long else 1)
                 reached = rng.randrange(WINDOW_US) if number == windows - 1 else length
                 for version in range(rng.choice([1, 1, 2])):
+                    sized = rng.random() < 0.95
                     levels = {name: rng.randrange(10**6) for name in ("inside_token", "between_token", "inside_block", "between_block")}
                     rows.append(
                         duplicate_window(
@@ -176,7 +257,10 @@ def random_duplicate_windows(rng: random.Random, windows: int = 12) -> list[Dupl
                             shards_reported=rng.choice([3, 4, 4, 4]),
                             **{f"{name}_us": level * reached for name, level in levels.items()},
                             **{f"{name}s_end": level for name, level in levels.items()},
-                            **{name: rng.randrange(10**6) for name in DuplicateWindow.__struct_fields__ if name.endswith("_max")},
+                            **{name: rng.randrange(10**6) for name in REQUIRED if name.endswith("_max")},
+                            **{name: rng.randrange(10**9) if sized else None for name in BYTE_FIELDS},
+                            late_changes=rng.randrange(9),
+                            reasons=rng.choice([[], ["late_data"], ["lost", "unlabelled"]]),
                         )
                     )
                 start += length
@@ -185,10 +269,13 @@ def random_duplicate_windows(rng: random.Random, windows: int = 12) -> list[Dupl
 
 def _distinct(rows: list[Any]) -> list[Any]:
     """One row per key and version: two that differ under one version do not occur."""
-    found = {}
+    found: dict[tuple[object, ...], Any] = {}
+    key: tuple[object, ...]
     for row in rows:
         if isinstance(row, RankWindow):
             key = (row.instance_id, row.dp_rank, row.life_id, row.window_start_us, row.semantics_version, row.version)
+        elif isinstance(row, SharedPrefix):
+            key = (row.as_of_us, row.place, row.semantics_version, row.version)
         else:
             key = (row.scope, row.scope_key, row.tier, row.window_start_us, row.semantics_version, row.version)
         found[key] = row

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from schemas.records import DuplicateWindow, RankWindow
+from schemas.records import Declaration, Departure, DuplicateWindow, RankMessage, RankWindow, SharedPrefix
 from sql import migrate
 from sql.database import Database
 from sql.figures import assemble
+from sql.known import KnownRank
 from sql.load import load
 from sql.rows import TableRows
 from sql.store import connect
@@ -23,10 +25,11 @@ from tests.sql_records import (
     group,
     random_duplicate_windows,
     random_rank_windows,
+    random_shared_prefixes,
     rank_window,
 )
 
-Records = list[RankWindow | DuplicateWindow]
+Records = list[RankWindow | DuplicateWindow | SharedPrefix | RankMessage]
 
 
 def insert(database: Database, records: Records) -> None:
@@ -47,7 +50,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 @pytest.fixture
 def database(engine: Database) -> Database:
-    for table in ("rank_windows", "life_groups", "duplicate_windows"):
+    for table in ("rank_windows", "life_groups", "known_ranks", "duplicate_windows", "shared_prefixes", "rank_events"):
         engine.command(f"TRUNCATE TABLE {table}")
     return engine
 
@@ -70,8 +73,8 @@ def spans(rng: random.Random) -> list[tuple[int | None, int | None]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_load_gives_what_the_records_give(database: Database, seed: int) -> None:
     rng = random.Random(seed)
-    ranks, duplicates = random_rank_windows(rng), random_duplicate_windows(rng)
-    records: Records = [*ranks, *duplicates]
+    ranks, duplicates, trunks = random_rank_windows(rng), random_duplicate_windows(rng), random_shared_prefixes(rng)
+    records: Records = [*ranks, *duplicates, *trunks]
     asked = spans(rng)
     bys: tuple[By | None, ...] = (None, "rank", "workload", "model")
     for _ in range(2):  # the second time every record is in the tables twice, in another order and other inserts
@@ -81,11 +84,17 @@ def test_load_gives_what_the_records_give(database: Database, seed: int) -> None
         insert(database, records[half:])
         for number, (since, until) in enumerate(asked):
             by = bys[number % len(bys)]
-            expected = totals_from_records(ranks, duplicates, since_us=since, until_us=until, by=by)
-            found = load(database, since, until, by)
+            version = (None, None, 1, 2, 3)[number % 5]
+            asks: dict[str, Any] = {"by": by, "semantics_version": version, "prefixes": number}
+            expected = totals_from_records(ranks, duplicates, since_us=since, until_us=until, shared_prefixes=trunks, **asks)
+            found = load(database, since, until, **asks)
             assert found == expected
             assert assemble(found) == assemble(expected)
-    assert any(life.observed_us for life in totals_from_records(ranks, duplicates).lives)
+    everything = totals_from_records(ranks, duplicates, shared_prefixes=trunks)
+    assert any(life.observed_us for life in everything.lives)
+    assert everything.prefixes
+    assert any(life.breaches for life in everything.lives)
+    assert any(window.inside_byte_ms is None for window in everything.duplicates)
 
 
 def test_an_empty_store_has_no_totals(database: Database) -> None:
@@ -128,6 +137,66 @@ def test_a_long_row_counts_in_proportion_and_exactly(database: Database) -> None
     assert assemble(totals)["duplicate_footprint"]["inside_instances"]["extra_tokens"]["mean"] == float(level)
 
 
+def test_a_rank_that_is_silent_in_the_span_is_expected_unless_it_had_departed(database: Database) -> None:
+    later = START_US + 100 * WINDOW_US
+    rows = [
+        rank_window(instance_id="busy", window_start_us=later, first_batch_us=later, last_batch_us=later + 9),
+        rank_window(instance_id="silent", dp_rank=3, workload="chat"),
+        rank_window(instance_id="gone", departed=True),
+        rank_window(instance_id="back", departed=True),
+        rank_window(instance_id="back", window_start_us=START_US + WINDOW_US, version=9),
+        # One that comes only after the span, and one whose row of an older version of the rules lies in it.
+        rank_window(instance_id="later", window_start_us=later + 50 * WINDOW_US, first_batch_us=later + 50 * WINDOW_US),
+        rank_window(instance_id="old", window_start_us=later, semantics_version=0),
+    ]
+    insert(database, [*rows])
+    for since, until in ((later, later + WINDOW_US), (START_US - WINDOW_US, START_US), (later + 90 * WINDOW_US, None)):
+        found = load(database, since, until)
+        assert found == totals_from_records(rows, [], since_us=since, until_us=until)
+    found = load(database, later, later + WINDOW_US)
+    assert [(life.instance_id, life.dp_rank, life.life_id, life.workload, life.reasons) for life in found.lives] == [
+        ("back", 0, "", None, ["absent"]),
+        ("busy", 0, "life-1", None, []),
+        ("silent", 3, "", "chat", ["absent"]),
+    ]
+    assert load(database, START_US - WINDOW_US, START_US).lives == []
+
+
+def test_a_rank_that_has_only_declared_itself_is_expected_too(database: Database) -> None:
+    def message(instance: str, observed: int, at_us: int = 0, **what: Any) -> RankMessage:
+        return RankMessage(instance, 0, "l", 0, at_us, observed, "f", **what)
+
+    said = Declaration("none", "last_copy", "chat", "m", None, 3, "c")
+    rows = [rank_window(instance_id="counted"), rank_window(instance_id="counted", window_start_us=START_US + WINDOW_US)]
+    insert(
+        database,
+        [
+            *rows,
+            message("mute", 5, declaration=said),
+            message("stopped", 5, declaration=said),
+            message("stopped", 6, departure=Departure("asked to")),
+            message("timed", 5, START_US + WINDOW_US, declaration=said),
+            message("counted", 9, declaration=said),
+            message("counted", 10, departure=Departure("asked to")),
+        ],
+    )
+    declared: dict[str, Any] = {"workload": "chat", "model": "m", "reuse_reporting": "none", "removals": "last_copy"}
+    declared |= {"key_epoch": 3, "canary": "c"}
+    known = [
+        KnownRank("mute", 0, **declared),
+        KnownRank("stopped", 0, **declared, departed_us=0),
+        KnownRank("timed", 0, **declared, first_us=START_US + WINDOW_US),
+        KnownRank("counted", 0, **declared, departed_us=0),
+    ]
+    named = []
+    for since, until in ((None, None), (START_US, START_US + WINDOW_US), (START_US + WINDOW_US, START_US + 2 * WINDOW_US)):
+        found = load(database, since, until)
+        assert found == totals_from_records(rows, [], since_us=since, until_us=until, known=known)
+        named.append([life.instance_id for life in found.lives])
+    # One that never told an engine time belongs to no span with an end; the counted one's rows say that it has not gone.
+    assert named == [["counted", "mute", "timed"], ["counted"], ["counted", "timed"]]
+
+
 def test_a_groups_place_in_the_life_is_known_from_outside_the_span(database: Database) -> None:
     """Group 0 shows that it is on a GPU only later; the primary group is that of the whole life, also for the first window."""
     early = rank_window(groups=[group(gpu=False, stored_tokens=1), group(group_idx=1, stored_tokens=7)])
@@ -149,6 +218,7 @@ def test_figures_survive_a_closed_store(tmp_path: Path, engine: Database) -> Non
     script = """
 import sys
 from pathlib import Path
+from typing import Any
 from sql import migrate
 from sql.load import load
 from sql.rows import TableRows

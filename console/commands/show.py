@@ -79,7 +79,7 @@ def _read(
             if not error.schema_missing:
                 raise
             return empty, f"No figures yet: the schema has not been created in {database.place}. Run `kvcensus migrate`."
-        return totals, None if totals.lives or totals.duplicates else _why_nothing(database, totals)
+        return totals, None if any(life.life_id for life in totals.lives) or totals.duplicates else _why_nothing(database, totals)
 
 
 def _why_nothing(database: Database, totals: Totals) -> str:
