@@ -52,8 +52,8 @@ def main() -> None:
         for offset, message in enumerate(messages):
             core.apply(message, offset)
             if offset % 50 == 49:
-                changes += core.drain().changes
-        return changes + core.drain().changes
+                changes += core.drain().changes[0]
+        return changes + core.drain().changes[0]
 
     changes = count()
     moves = sum(len(step.opened) + len(step.closed) for each in changes for step in each.steps) // ID_BYTES

@@ -54,9 +54,10 @@ class OfflineFleet:
             drained = core.drain()
             self.counted.rank_windows.extend(drained.windows)
             self.counted.recomputes.extend(drained.recomputes)
-            for shard, changes in zip(self._shards, drained.changes, strict=False):
-                self._merger.apply(shard.apply(changes, self._offset), self._offset)
-                self._offset += 1
+            for shard, messages in zip(self._shards, drained.changes, strict=True):
+                for changes in messages:
+                    self._merger.apply(shard.apply(changes, self._offset), self._offset)
+                    self._offset += 1
         self.counted.duplicate_windows.extend(self._merger.drain())
         return self.counted
 

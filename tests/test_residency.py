@@ -153,7 +153,7 @@ def test_a_new_key_ends_what_was_held_without_a_cause_and_is_named() -> None:
     old, new = rows(*stream)
     assert (old.groups[0].restarted_blocks, old.groups[0].resident_blocks, old.reasons) == (0, 0, ["rekeyed"])
     assert (new.groups[0].recompute_restarted_blocks, new.groups[0].resident_blocks, new.warmup) == (0, 1, True)
-    assert set(new.reasons) == {"rekeyed", "late_attach"}
+    assert set(new.reasons) == {"rekeyed", "late_attach", "warmup"}
 
 
 def test_a_changed_declaration_is_named_where_it_falls_and_an_equal_one_is_not() -> None:

@@ -79,8 +79,9 @@ class HolderAgent(Agent[RankMessage]):
             if not core.dirty or self._cores.get(rank) is not core:
                 continue
             drained = core.drain()
-            for shard, changes in enumerate(drained.changes):
-                await send_changes(self.outbox, self._residency, shard, changes, rank)
+            for shard, messages in enumerate(drained.changes):
+                for changes in messages:
+                    await send_changes(self.outbox, self._residency, shard, changes, rank)
             for row in drained.windows:
                 if self._ledger.is_news(row):
                     message = codec.encode(row)
