@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,34 @@ from mode import Service
 
 from schemas import codec
 from schemas.errors import KvcensusError
-from schemas.records import DuplicateWindow, EngineMetrics, Lifecycle, RankMessage, RankWindow, Recompute
-from schemas.topics import BATCHES, DUPLICATE_WINDOWS, ENGINE_METRICS, LIFECYCLE, RANK_WINDOWS, RECOMPUTES
+from schemas.records import (
+    DeadLetter,
+    DuplicateWindow,
+    EngineMetrics,
+    Lifecycle,
+    RankMessage,
+    RankWindow,
+    Recompute,
+    SharedPrefix,
+)
+from schemas.topics import (
+    BATCHES,
+    DEAD_LETTERS,
+    DUPLICATE_WINDOWS,
+    ENGINE_METRICS,
+    LIFECYCLE,
+    RANK_WINDOWS,
+    RECOMPUTES,
+    SHARED_PREFIXES,
+)
 from sql import migrate
 from sql.columns import ColumnBatch
 from sql.rows import TableRows
 from sql.store import Database, StoreError, StoreUnavailable, connect
+from streams.dead_letters import Letterbox, dead_letter
 from streams.positions import Place
 from streams.settings import DEFAULT_SESSION_MS, WorkerSettings
+from streams.sink_rows import Origin, Origins, insert
 
 log = logging.getLogger("kvcensus.sink")
 _client_log = logging.getLogger("kvcensus.librdkafka")
@@ -40,26 +60,22 @@ _GATHER = 500
 _POLL_SECONDS = 0.1
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 _STOP_SECONDS = 6.0
-_SYSTEMIC_ROWS = 8
+_LETTER_SECONDS = 10.0
+_LETTER_BYTES = 8 * 1024 * 1024
 
-Sunk = RankWindow | Recompute | DuplicateWindow | Lifecycle | EngineMetrics | RankMessage
+Sunk = RankWindow | Recompute | DuplicateWindow | SharedPrefix | DeadLetter | Lifecycle | EngineMetrics | RankMessage
 
 KINDS: Mapping[str, type[Sunk]] = {
     RANK_WINDOWS.name: RankWindow,
     RECOMPUTES.name: Recompute,
     DUPLICATE_WINDOWS.name: DuplicateWindow,
+    SHARED_PREFIXES.name: SharedPrefix,
+    DEAD_LETTERS.name: DeadLetter,
     LIFECYCLE.name: Lifecycle,
     ENGINE_METRICS.name: EngineMetrics,
     BATCHES.name: RankMessage,
 }
-"""What is read: the results, and the facts they were counted from."""
-
-# ClickHouse's numbers for values that do not fit their column; every other refusal may pass, so those are tried again.
-_DATA_CODES = frozenset({6, 27, 33, 38, 41, 43, 53, 69, 70, 72, 131, 321, 349, 469})
-
-
-class Refused(Exception):
-    """Some rows of this insert are at fault, not the store."""
+"""What is read: the results, the facts they were counted from, and what could not be counted."""
 
 
 class _Stopping(Exception):
@@ -85,6 +101,10 @@ class Sink:
         self._open = open_store or partial(connect, settings.clickhouse_url, settings.data_dir, own=True)
         self._stop = threading.Event()
         self._rows = TableRows()
+        self._origins = Origins(self._rows)
+        self._letters: list[DeadLetter] = []
+        self._letter_bytes = 0
+        self._letterbox = Letterbox(settings.client_config())
         self._next: dict[Place, int] = {}
         self._uncommitted: set[Place] = set()
         self._held: list[Message[bytes, bytes]] = []
@@ -189,11 +209,20 @@ class Sink:
         """After a rebalance reading begins at the committed offsets: what was gathered before comes again."""
         if self._moved:
             self._moved = False
-            self._rows.clear()
-            self._uncommitted.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._rows.clear()
+        self._origins.clear()
+        self._letters.clear()
+        self._letter_bytes = 0
+        self._uncommitted.clear()
 
     def _due(self) -> bool:
-        return bool(self._uncommitted) and (len(self._rows) >= MAX_ROWS or time.monotonic() - self._since >= MAX_SECONDS)
+        if not self._uncommitted:
+            return False
+        full = len(self._rows) >= MAX_ROWS or self._letter_bytes >= _LETTER_BYTES
+        return full or time.monotonic() - self._since >= MAX_SECONDS
 
     def _take(self, message: Message[bytes, bytes]) -> None:
         error = message.error()
@@ -203,13 +232,28 @@ class Sink:
             return
         if not self._uncommitted:
             self._since = time.monotonic()
+        origin = Origin(topic, partition, offset, message.key(), message.value())
         try:
-            self._rows.add(codec.decode(message.value() or b"", KINDS[topic]))
+            self._rows.add(codec.decode(origin.value or b"", KINDS[topic]), partition, offset)
         except KvcensusError as problem:
             self.poisoned += 1
             log.warning("not written: %s[%d] offset %d: %s", topic, partition, offset, problem)
+            if topic != BATCHES.name:  # the counting half sets those aside itself
+                self._set_aside(origin, str(problem))
+        else:
+            self._origins.note(origin)
         self._next[topic, partition] = offset + 1
         self._uncommitted.add((topic, partition))
+
+    def _set_aside(self, origin: Origin, reason: str) -> None:
+        """Keep a message for the dead letters; what is one already is only counted, or it would come back again and again."""
+        if origin.topic == DEAD_LETTERS.name:
+            return
+        letter = dead_letter(
+            origin.topic, origin.partition, origin.offset, reader="sink", reason=reason, key=origin.key, payload=origin.value
+        )
+        self._letters.append(letter)
+        self._letter_bytes += len(letter.payload)
 
     def _complain(self, error: KafkaError | None) -> None:
         if error is None:
@@ -249,18 +293,34 @@ class Sink:
                 return store
 
     def _deliver(self) -> None:
-        """Insert what was gathered and commit. Waits while the store is away, then nothing more is read."""
+        """Insert what was gathered, set aside what cannot be, and commit. Waits while the store is away, then nothing more is read."""
         rows = len(self._rows)
         try:
             for batch in self._rows.batches():
                 self._insert_patiently(batch)
+            self._send_letters()
         except _Moved:
             self._drop_if_moved()
             return
         self.inserted += rows
         self._commit()
-        self._rows.clear()
-        self._uncommitted.clear()
+        self._forget()
+
+    def _send_letters(self) -> None:
+        """Only what the broker has acknowledged counts as set aside: the offset behind it is committed next."""
+        left, pause = list(self._letters), _FIRST_PAUSE
+        while left:
+            left = self._letterbox.send(left, _LETTER_SECONDS)
+            if not left:
+                break
+            if not self.waiting:
+                log.warning("%d messages cannot be set aside on %s: no answer; trying again", len(left), DEAD_LETTERS.name)
+            if self._stop.is_set():
+                raise _Stopping
+            self._wait(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        if self.waiting:
+            self._resume()
 
     def _insert_patiently(self, batch: ColumnBatch) -> None:
         began, pause = time.monotonic(), _FIRST_PAUSE
@@ -281,46 +341,16 @@ class Sink:
             return
 
     def _insert_once(self, batch: ColumnBatch) -> None:
-        try:
-            self._insert(batch.table, batch.column_names, batch.columns)
-        except Refused as error:
-            self._insert_rest(batch, error)
-
-    def _insert(self, table: str, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
         assert self._store is not None
-        try:
-            self._store.insert(table, names, columns)
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
-            if error.code is None or error.code in _DATA_CODES:
-                raise Refused(str(error)) from error
-            raise
-        except (TypeError, ValueError, OverflowError, AttributeError, LookupError, ArithmeticError) as error:
-            raise Refused(f"insert into {table}: {error}") from error  # a value that the driver cannot put into its column
-
-    def _insert_rest(self, batch: ColumnBatch, reason: Refused) -> None:
-        """Insert ``batch`` without the rows that are refused. If that starts with many in a row, the schema is at fault."""
-        rows = len(batch)
-        bad: list[int] = []
-        pending = [(0, rows)]
-        while pending:
-            start, end = pending.pop()
-            try:
-                self._insert(batch.table, batch.column_names, [column[start:end] for column in batch.columns])
-            except Refused as error:
-                if end - start > 1:
-                    middle = (start + end) // 2
-                    pending += [(middle, end), (start, middle)]
-                    continue
-                bad.append(start)
-                reason = error
-                if len(bad) == end >= _SYSTEMIC_ROWS:
-                    raise KvcensusError(f"{error}; row after row is refused: is the schema of this version? (kvcensus migrate)") from error
-        for row in bad:
+        refused = insert(self._store, batch)
+        if not refused:
+            return
+        for row, problem in refused:
             key = ", ".join(repr(column[row]) for column in batch.columns[:5])
-            log.warning("not written: row of %s (%s, ...): %s", batch.table, key, reason)
-        self.bad_rows += len(bad)
+            log.warning("not written: row of %s (%s, ...): %s", batch.table, key, problem)
+        self.bad_rows += len(refused)
+        for place, problems in self._origins.of(batch, refused).items():
+            self._set_aside(place, problems[0] if len(problems) == 1 else f"{problems[0]} (and {len(problems) - 1} more rows)")
 
     def _commit(self) -> None:
         assert self._consumer is not None
