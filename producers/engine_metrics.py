@@ -99,7 +99,7 @@ class Page:
             process_started_us=self.process_started_us,
             model_name=_agreed(sample.labels.get("model_name") for samples in own.values() for sample in samples),
             kv_cache_usage=_first(own, _USAGE),
-            num_gpu_blocks=_label_number(config, "num_gpu_blocks"),
+            num_gpu_blocks=self._pool(config),
             block_size=_label_number(config, "block_size"),
             histograms={field: found for field, names in _HISTOGRAMS.items() if (found := _histogram(own, names)) is not None},
         )
@@ -107,6 +107,11 @@ class Page:
             value = _first(own, names)
             setattr(record, field, None if value is None else _whole(value))
         return record
+
+    def _pool(self, config: list[_Sample]) -> int | None:
+        """Blocks of one rank's pool. An API server that serves several ranks shows for each of them the sum over all."""
+        blocks, ranks = _label_number(config, "num_gpu_blocks"), max(len(self.ranks), 1)
+        return None if blocks is None or blocks % ranks else blocks // ranks
 
     def _own(self, dp_rank: int) -> dict[str, list[_Sample]]:
         """Per name the samples of this rank: its own, else (where there is one rank at most) those without a rank."""

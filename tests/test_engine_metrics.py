@@ -55,8 +55,8 @@ def test_every_recorded_page_says_everything(name: str) -> None:
             assert (found.process_started_us is None) == (name == "g_dp2")
             assert found.model_name == "tiny"
             assert found.block_size == 32
-            assert found.num_gpu_blocks is not None
-            assert found.num_gpu_blocks > 0
+            # An API server of two ranks shows the sum over them for each: 128.
+            assert found.num_gpu_blocks == (96 if name == "h_hybrid_swa" else 64)
             # A rank that has done nothing yet has no gauges.
             assert (found.kv_cache_usage is None) == (found.requests_running is None) == (found.requests_waiting is None)
             assert found.kv_cache_usage is not None or (name == "g_dp2" and found.prompt_tokens == 0)
@@ -115,6 +115,9 @@ def test_names_of_older_engines() -> None:
     found = parse('vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:gpu_prefix_cache_queries_total{model_name="m"} 8\n', 0)
     assert (found.kv_cache_usage, found.model_name) == (0.5, "m")
     assert found.prefix_cache_queries is None  # blocks or tokens, by release
+    info = 'vllm:cache_config_info{{engine="{}",num_gpu_blocks="7"}} 1\n'
+    assert parse(info.format(0), 0).num_gpu_blocks == 7
+    assert parse(info.format(0) + info.format(1), 0).num_gpu_blocks is None  # no sum of two equal pools
     unknown = parse('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1\n', 0)
     assert (unknown.block_size, unknown.num_gpu_blocks) == (16, None)
 

@@ -13,17 +13,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 import pytest
 import zmq
 
-from producers import engine_metrics
+from producers import engine_metrics, wire, wire_types
 from producers.scraper import Scraper
-from producers.simulate import fleet, recording
+from producers.simulate import fleet, presets, recording
 from producers.simulate.engine import EngineSpec
 from producers.simulate.fleet import FleetSpec, InstanceSpec
-from producers.simulate.metrics import Reading, page, read_pages
+from producers.simulate.metrics import Fault, Reading, page, read_pages
 from producers.simulate.server import EngineServer, RankEndpoint, ServerOptions
 from producers.simulate.source import RankSource
 from producers.simulate.workload import WorkloadSpec
@@ -139,6 +140,47 @@ def test_readings_add_up_over_the_lives() -> None:
             assert later.reading.generation_tokens >= earlier.reading.generation_tokens
         else:
             assert later.reading.generation_tokens < earlier.reading.generation_tokens
+
+
+@pytest.mark.parametrize("name", sorted(presets.test_fleets()))
+def test_an_honest_engine_s_pages_contradict_none_of_its_events(name: str) -> None:
+    """At each batch: no more is cached than the pool has, and no more in use than is cached or being filled."""
+    for plan in fleet.plan(presets.test_fleets()[name]):
+        copies, life, rated = 0, 0, 0
+        for batch in plan:
+            copies = 0 if batch.life != life else copies
+            life = batch.life
+            for event in wire.decode(batch.payload).events:
+                if isinstance(event, wire_types.Stored):
+                    copies += len(event.block_hashes)
+                elif isinstance(event, wire_types.Removed):
+                    copies -= len(event.block_hashes)
+                else:
+                    copies = 0
+            now = batch.reading
+            assert now is not None
+            pool, usage = now.pool_blocks + 1, now.used_blocks / now.pool_blocks  # as the page has them
+            assert copies <= pool
+            assert round(usage * pool) <= copies + now.running + 1  # the null block
+            rated = max(rated, now.prompt_tokens - now.prompt_tokens_cached)
+        assert rated > 0
+
+
+@pytest.mark.parametrize("fault", get_args(Fault))
+def test_a_faulty_engine_s_pages_contradict_its_events(fault: Fault) -> None:
+    (plan, *_) = fleet.plan(SPEC)
+    last = last_readings(RankSource("i", 0, list(plan), UNDECLARED, 0))[1]
+    with EngineServer(fleet.sources(SPEC), speed=None, wait_subscribers=1, metrics_port=0, metrics_fault=fault) as server:
+        take_all(server)
+        found = metrics(server.endpoints()[0])
+    assert found.num_gpu_blocks is not None
+    assert found.kv_cache_usage is not None
+    if fault == "small-pool":
+        assert found.num_gpu_blocks == last.pool_blocks // 4 + 1
+        assert 0 <= found.kv_cache_usage <= 1
+    else:
+        assert found.kv_cache_usage * found.num_gpu_blocks >= 4 * last.pool_blocks
+    assert found.prompt_tokens == last.prompt_tokens
 
 
 def test_a_scraper_tells_a_restart_by_the_process_start() -> None:

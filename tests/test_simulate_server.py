@@ -466,6 +466,7 @@ def test_the_command_writes_a_trace_and_says_what_does_not_fit(tmp_path: Path) -
         (["--synthetic", "--limit", "3"], 2, "--limit has no effect on --synthetic"),
         (["--preset", "demo", "--pool-blocks", "3"], 2, "--pool-blocks has no effect on --preset demo"),
         (["--synthetic", "--scale-time"], 2, "--rebase"),
+        (["--synthetic", "--metrics-fault", "busy"], 2, "--metrics-port"),
         (["--synthetic", "--speed", "fast"], 2, "neither a number above 0 nor 'max'"),
         (["--synthetic", "--duration", "0"], 2, "--duration"),
         (["--preset", "nothing"], 2, "--preset"),
@@ -500,7 +501,9 @@ def test_the_command_serves_waits_for_its_subscriber_and_ends_cleanly_on_a_signa
     one = source([batch(seq) for seq in range(5)])
     ((target, _),) = recording.write([one], tmp_path / "x.frames.jsonl.gz").values()
     arguments = (f"mine={target}", "--speed", "max", "--wait-subscribers", "1", "--json", "--model", "m", "--removals", "last_copy")
-    with served(*arguments) as process, context() as owner:
+    facts = ("--gpus-per-rank", "2", "--kv-bytes-per-token", "128KiB", "--prefill-rate", "12345678.5")
+    told = "--gpus-per-rank 2 --kv-bytes-per-token 131072 --prefill-rate 12345678.5"
+    with served(*arguments, *facts) as process, context() as owner:
         assert process.stdout is not None
         serving = json.loads(process.stdout.readline())
         (rank,) = serving["ranks"]
@@ -508,7 +511,7 @@ def test_the_command_serves_waits_for_its_subscriber_and_ends_cleanly_on_a_signa
         assert rank["declaration"]["reuse_reporting"] == "unlabelled"
         forward = " ".join(rank["forward"])
         assert forward.startswith("kvcensus forward ")
-        for part in (rank["endpoint"], rank["replay_endpoint"], "--instance mine", "--model m", "--removals last_copy"):
+        for part in (rank["endpoint"], rank["replay_endpoint"], "--instance mine", "--model m", "--removals last_copy", told):
             assert part in forward
         subscriber = owner.socket(zmq.SUB)
         subscriber.setsockopt(zmq.RCVTIMEO, PATIENCE_S * 1000)

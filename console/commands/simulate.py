@@ -13,18 +13,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import click
 from click.core import ParameterSource
 
 from console.number_options import FiniteRange
 from console.option_groups import C, with_options
+from console.option_types import ByteSize
 from producers.simulate import fleet, presets, recording
 from producers.simulate.encode import WIRES, Wire
 from producers.simulate.engine import EngineSpec, HashSeed
 from producers.simulate.fleet import FleetSpec, InstanceSpec, RankPlan, Routing
 from producers.simulate.hashing import HashForm
+from producers.simulate.metrics import Fault
 from producers.simulate.server import EngineServer, RankEndpoint, ReplayLayout, ServerOptions
 from producers.simulate.source import RankSource
 from producers.simulate.trace import read_trace
@@ -56,6 +58,9 @@ class _Given:
     reuse_reporting: str | None
     removals: str
     kv_connector: str | None
+    gpus_per_rank: float | None
+    kv_bytes_per_token: int | None
+    prefill_rate: float | None
     topic: str | None
     limit: int | None
     from_s: float
@@ -136,6 +141,9 @@ _DECLARATIONS = (
     ),
     click.option("--removals", type=click.Choice(["per_copy", "last_copy"]), default="per_copy", show_default=True),
     click.option("--kv-connector", help="KV connector to declare."),
+    click.option("--gpus-per-rank", type=FiniteRange(min=0, min_open=True), help="GPUs of each rank to declare."),
+    click.option("--kv-bytes-per-token", type=ByteSize(), metavar="SIZE", help="KV cache of one token to declare."),
+    click.option("--prefill-rate", type=FiniteRange(min=0, min_open=True), help="Prompt tokens per second of a rank to declare."),
     click.option("--topic", help="Topic frame. Default: the capture's own, else kv-events."),
 )
 _FLEET = (
@@ -186,6 +194,11 @@ _SERVING = (
         help="Serve the engines' own metrics on this port of loopback, each rank's at a path of its own; 0: any free one.",
     ),
     click.option(
+        "--metrics-fault",
+        type=click.Choice(get_args(Fault)),
+        help="Let the metrics of simulated engines contradict their events, as a wrong declaration or missed events would.",
+    ),
+    click.option(
         "--wait-subscribers", type=click.IntRange(0), default=0, show_default=True, help="Subscribers each rank waits for before it starts."
     ),
     click.option("--wait-timeout", type=FiniteRange(min=0), help="Start without them after so many seconds."),
@@ -215,6 +228,7 @@ def simulate(
     port: int | None,
     replay_port: int | None,
     metrics_port: int | None,
+    metrics_fault: str | None,
     wait_subscribers: int,
     wait_timeout: float | None,
     linger: float | None,
@@ -240,6 +254,7 @@ def simulate(
         port=port,
         replay_port=replay_port,
         metrics_port=metrics_port,
+        metrics_fault=cast("Fault | None", metrics_fault),
         wait_subscribers=wait_subscribers,
         wait_timeout_s=wait_timeout,
         rebind=rebind,
@@ -247,6 +262,8 @@ def simulate(
     )
     if scale_time and not rebase:
         raise click.UsageError("--scale-time moves the time that --rebase sets: give both")
+    if metrics_fault is not None and metrics_port is None:
+        raise click.UsageError("--metrics-fault is about the metrics that --metrics-port serves: give both")
     _check_applicable(given, click.get_current_context())
     sources, plans = _sources(given)
     if write is not None:
@@ -324,6 +341,9 @@ def _declared(source: RankSource, given: _Given) -> RankSource:
         workload=given.workload or source.declaration.workload,
         model=given.model or source.declaration.model,
         kv_connector=given.kv_connector,
+        gpus_per_rank=given.gpus_per_rank or source.declaration.gpus_per_rank,
+        kv_bytes_per_token=given.kv_bytes_per_token or source.declaration.kv_bytes_per_token,
+        prefill_rate=given.prefill_rate or source.declaration.prefill_rate,
     )
     topic = source.topic if given.topic is None else given.topic.encode()
     return replace(source, declaration=declaration, topic=topic)
@@ -439,9 +459,16 @@ def forward_command(rank: RankEndpoint) -> list[str]:
     command += ["--instance", rank.instance_id, "--dp-rank", str(rank.dp_rank)]
     if rank.metrics_url is not None:
         command += ["--metrics-url", rank.metrics_url]
-    for option, value in (("--model", declared.model), ("--workload", declared.workload), ("--kv-connector", declared.kv_connector)):
+    for option, value in (
+        ("--model", declared.model),
+        ("--workload", declared.workload),
+        ("--kv-connector", declared.kv_connector),
+        ("--gpus-per-rank", declared.gpus_per_rank),
+        ("--kv-bytes-per-token", declared.kv_bytes_per_token),
+        ("--prefill-rate", declared.prefill_rate),
+    ):
         if value is not None:
-            command += [option, value]
+            command += [option, f"{value:.15g}" if isinstance(value, float) else str(value)]
     command += ["--reuse-reporting", declared.reuse_reporting]
     if declared.removals != "per_copy":
         command += ["--removals", declared.removals]
@@ -494,13 +521,16 @@ def _announce(server: EngineServer, options: ServerOptions, as_json: bool) -> No
         click.echo(f"waiting for {options.wait_subscribers} subscriber(s) on each rank", err=True)
 
 
-def _shown(declaration: Declaration) -> dict[str, str | None]:
+def _shown(declaration: Declaration) -> dict[str, str | float | None]:
     return {
         "reuse_reporting": declaration.reuse_reporting,
         "removals": declaration.removals,
         "workload": declaration.workload,
         "model": declaration.model,
         "kv_connector": declaration.kv_connector,
+        "gpus_per_rank": declaration.gpus_per_rank,
+        "kv_bytes_per_token": declaration.kv_bytes_per_token,
+        "prefill_rate": declaration.prefill_rate,
     }
 
 

@@ -28,6 +28,8 @@ LOAD_SECONDS = 3_600
 """Engine time after which the load of a demo that goes on ends, at half a million batches: its broker keeps them all in memory."""
 
 _CHUNK_SECONDS = 300
+_TINY_KV_BYTES = 1_024
+"""Of the order of what such a model takes: two layers, two KV heads of 64, keys and values in 16 bits."""
 
 
 def finite(seconds: float, seed: int) -> list[RankSource]:
@@ -43,7 +45,7 @@ def lasting(seed: int) -> list[RankSource]:
 def captures() -> list[RankSource]:
     """The ranks of the captures, moved in time so that each begins with the simulated fleet."""
     # Any request to a vLLM engine may ask it to announce reused blocks, so of a real one nobody can say "none".
-    declared = Declaration(reuse_reporting="unlabelled", removals="per_copy", workload="recorded", model="tiny")
+    declared = Declaration("unlabelled", "per_copy", workload="recorded", model="tiny", kv_bytes_per_token=_TINY_KV_BYTES)
     return [
         _moved(source)
         for name in CAPTURES

@@ -35,6 +35,7 @@ _PARTITIONS = 4
 _SESSION_MS = 6_000
 """Tansu lets a consumer in after half of its session timeout, which by default is the better part of a minute."""
 
+_SCRAPE_SECONDS = 2.0
 _TICK = 0.1
 _FORWARDERS, _WORKER = "forwarder of ", "worker"
 _FORWARDER_GRACE, _WORKER_GRACE = 5.0, 8.0
@@ -67,6 +68,7 @@ class Pipeline:
             rebase=True,
             wait_subscribers=1,
             rebind=True,
+            metrics_port=0,
         )
         self.store_url = ""
         self._settings = settings
@@ -166,7 +168,7 @@ class Pipeline:
             # What `kvcensus simulate` tells people to type, but for the program's name.
             arguments = [*forward_command(rank)[1:], "--bootstrap-servers", servers, "--key-file", str(key)]
             # Broker and engines are this demo's own and gone with it: what a spool kept would belong to nobody.
-            arguments += ["--data-dir", str(self.folder.path), "--no-spool"]
+            arguments += ["--data-dir", str(self.folder.path), "--no-spool", "--metrics-interval", f"{_SCRAPE_SECONDS:g}"]
             self._children.start(_FORWARDERS + name, arguments, self.folder.log(f"forward-{name}"))
 
     def _attached(self) -> int:

@@ -25,7 +25,10 @@ DEFAULT_START_US = 1_796_000_000 * SECOND_US
 
 @dataclass(frozen=True)
 class InstanceSpec:
-    """One engine deployment: ``dp_size`` ranks of the same engine. Flushes and restarts are seconds from the start."""
+    """One engine deployment: ``dp_size`` ranks of the same engine. Flushes and restarts are seconds from the start.
+
+    ``gpus_per_rank``, ``kv_bytes_per_token`` and ``prefill_rate`` are what its operator would declare, None: nothing.
+    """
 
     name: str
     workload: str
@@ -34,6 +37,9 @@ class InstanceSpec:
     model: str | None = None
     flush_at_s: tuple[float, ...] = ()
     restart_at_s: tuple[float, ...] = ()
+    gpus_per_rank: float | None = None
+    kv_bytes_per_token: int | None = None
+    prefill_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,15 @@ def _router(spec: FleetSpec, workload: str, targets: int) -> Callable[[Request],
 
 def declaration(instance: InstanceSpec) -> Declaration:
     """What an operator would declare about such an instance: its stream never announces reused blocks, and removes per copy."""
-    return Declaration(reuse_reporting="none", removals="per_copy", workload=instance.workload, model=instance.model)
+    return Declaration(
+        reuse_reporting="none",
+        removals="per_copy",
+        workload=instance.workload,
+        model=instance.model,
+        gpus_per_rank=instance.gpus_per_rank,
+        kv_bytes_per_token=instance.kv_bytes_per_token,
+        prefill_rate=instance.prefill_rate,
+    )
 
 
 def sources(spec: FleetSpec, given: Mapping[str, Sequence[Request]] | None = None, *, lazy: bool = False) -> list[RankSource]:

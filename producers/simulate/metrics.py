@@ -9,7 +9,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -39,6 +39,20 @@ class Reading(NamedTuple):
     prompt_tokens: int
     prompt_tokens_cached: int
     generation_tokens: int
+
+
+Fault = Literal["small-pool", "busy"]
+"""How pages may contradict the events: a pool smaller than what is cached in it; more blocks in use than any event told of."""
+
+
+def faulty(reading: Reading, fault: Fault | None) -> Reading:
+    """What a page says with this fault."""
+    if fault == "small-pool":
+        pool = max(reading.pool_blocks // 4, 1)
+        return reading._replace(pool_blocks=pool, used_blocks=min(reading.used_blocks, pool))
+    if fault == "busy":
+        return reading._replace(pool_blocks=4 * reading.pool_blocks, used_blocks=4 * reading.pool_blocks)
+    return reading
 
 
 class _Line(msgspec.Struct):

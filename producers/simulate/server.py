@@ -25,7 +25,7 @@ import zmq
 
 from producers.capture import restamp
 from producers.page_server import PageServer
-from producers.simulate.metrics import Reading, RecordedPages, page, read_pages
+from producers.simulate.metrics import Fault, Reading, RecordedPages, faulty, page, read_pages
 from producers.simulate.source import RankSource, SourceBatch
 from producers.wire import WireError
 from schemas.errors import KvcensusError
@@ -59,7 +59,7 @@ class ServerOptions:
     has no holes). ``restart_pause_s`` is the least real time between the last batch of a process life and the first of the next,
     at any speed: no engine is back sooner, and whoever asks for a replay in that time still gets the old life's.
     ``metrics_port`` is where the engines' own metrics are served, on loopback, each rank's at a path of its own (0: any free port,
-    ``None``: nowhere).
+    ``None``: nowhere); with a ``metrics_fault`` those of simulated engines contradict their events.
     """
 
     speed: float | None = 1.0
@@ -77,6 +77,7 @@ class ServerOptions:
     replay_hwm: int = 1_000
     restart_pause_s: float = 0.5
     metrics_port: int | None = None
+    metrics_fault: Fault | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,8 @@ class EngineServer:
             if path == _metrics_path(source) or (path == "/metrics" and len(self._sources) == 1):
                 if rank.pages is not None:
                     return rank.pages.at(self._moment(rank))
-                return page(rank.reading, rank.process_started_s, source.declaration.model, source.dp_rank)
+                reading = rank.reading and faulty(rank.reading, self.options.metrics_fault)
+                return page(reading, rank.process_started_s, source.declaration.model, source.dp_rank)
         return None
 
     def _moment(self, rank: _Served) -> int:
@@ -419,7 +421,6 @@ class EngineServer:
         frames = [rank.source.topic, batch.seq.to_bytes(8, "big"), payload]
         # The buffer first: a subscriber that sees this batch may ask for it at once.
         rank.buffer.append((batch.seq, payload))
-        rank.reading, rank.source_at_us = batch.reading, batch.at_us
         while True:
             try:
                 rank.pub.send_multipart(frames, zmq.NOBLOCK)
@@ -428,6 +429,8 @@ class EngineServer:
                 if self._stopping.is_set():
                     return False
                 self._answer(poller, 5)
+        # Behind the batch, as with a real engine: a page never tells of a batch that nobody could have read.
+        rank.reading, rank.source_at_us = batch.reading, batch.at_us
         rank.published_at_s = time.monotonic()
         rank.progress.published += 1
         rank.progress.at_us = at_us
