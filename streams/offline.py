@@ -35,13 +35,16 @@ class OfflineFleet:
         self._since_drain = 0
         self.counted = Counted()
 
-    def apply(self, message: RankMessage) -> None:
-        """Count one message; the messages of one rank must come in their order."""
+    def apply(self, message: RankMessage, offset: int | None = None) -> None:
+        """Count one message; the messages of one rank must come in their order.
+
+        ``offset`` is its place on the topic, growing within the rank: versions of rank windows and recomputes are then those of a worker.
+        """
         key = (message.instance_id, message.dp_rank)
         core = self._ranks.get(key)
         if core is None:
             core = self._ranks[key] = RankCore(*key, window_us=self._window_us, shards=len(self._shards))
-        core.apply(message, self._offset)
+        core.apply(message, self._offset if offset is None else offset)
         self._offset += 1
         self._since_drain += 1
         if self._since_drain >= DRAIN_EVERY:
