@@ -78,7 +78,7 @@ def test_tables_show_coverage_and_register_with_every_figure(filled: tuple[Datab
         ("repeat-compute", "Repeat compute, by cause (never added together)"),
         ("duplicates", "Duplicate KV footprint, GPU: extra copies"),
         ("ranks", "Ranks: tokens computed again, by cause"),
-        ("coverage", "Coverage: the share of the span"),
+        ("coverage", "Ranks, least covered first"),
     ):
         output = run(show, part, data_dir=data_dir).output
         assert heading in output

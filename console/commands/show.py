@@ -9,6 +9,7 @@ from typing import cast
 
 import click
 
+from console.commands.show_coverage import show_coverage
 from console.figure_tables import Part, console_for_output, render
 from console.store_options import store_options
 from schemas.errors import KvcensusError
@@ -45,7 +46,9 @@ def show(
     document = assemble(totals)
     if nothing:
         document["warnings"].append(nothing)
-    if as_json:
+    if what == "coverage":
+        show_coverage(document, nothing, clickhouse_url, data_dir, since_us, until_us, as_json=as_json)
+    elif as_json:
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
     elif nothing:
         click.echo(nothing)
