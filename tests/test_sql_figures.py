@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 import pytest
 
-from schemas.records import DuplicateWindow, GroupCounters, RankWindow
+from schemas.histogram import bounds
+from schemas.records import Breach, DuplicateWindow, GroupCounters, RankWindow
 from sql.figures import REASONS, assemble, primary_group, reason_text
+from sql.known import KnownRank
 from sql.times import iso
 from sql.totals import By, Span, totals_from_records
-from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window
+from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window, shared_prefix
 
 END_US = START_US + WINDOW_US
 HOLDING = {"stored_blocks": 4, "stored_tokens": 64, "resolved_tokens": 64, "resident_blocks": 4, "resident_tokens": 64}
@@ -24,6 +28,10 @@ def figures(ranks: list[RankWindow], duplicates: list[DuplicateWindow] | None = 
 def holder(**fields: Any) -> RankWindow:
     """A rank that was observed throughout, declared in full, and holds resolved content."""
     return rank_window(**({"groups": [group(**HOLDING)], "model": "m", "workload": "chat"} | fields))
+
+
+def counts(cause: dict[str, Any]) -> dict[str, Any]:
+    return {unit: cause[unit] for unit in ("tokens", "blocks")}
 
 
 EXTRA = duplicate_window(
@@ -62,7 +70,7 @@ def test_causes_come_from_the_primary_group_alone() -> None:
     document = figures([holder(groups=[group(**HOLDING, **counted), group(group_idx=1, **HOLDING, **counted)]), holder(dp_rank=1)])
     core = document["repeat_compute"]
     for number, cause in enumerate(("evicted", "cleared", "restarted", "concurrent", "ambiguous_reload")):
-        assert core[cause] == {"tokens": 2 * number, "blocks": 2 * number + 1}
+        assert counts(core[cause]) == {"tokens": 2 * number, "blocks": 2 * number + 1}
     rank = document["ranks"][0]
     assert rank["repeat_compute"] == {cause: core[cause] for cause in rank["repeat_compute"]}
     assert (rank["stored_tokens"], rank["resident_tokens"], rank["evicted_tokens"]) == (64, 64, 0)
@@ -126,7 +134,9 @@ def test_an_empty_document_has_the_whole_core() -> None:
     document = assemble(totals_from_records([], []))
     core = document["repeat_compute"]
     zero = {"tokens": 0, "blocks": 0}
-    assert (core["evicted"], core["cleared"], core["restarted"], core["ambiguous_reload"]) == (zero,) * 4
+    assert [counts(core[cause]) for cause in ("evicted", "cleared", "restarted", "ambiguous_reload")] == [zero] * 4
+    assert document["shared_prefixes"] == {"as_of": None, "as_of_us": None, "trunks": []}
+    assert document["workload_pairs"] == []
     assert core["concurrent"] is None
     assert (core["coverage"], core["register"], core["reasons"]) == (0.0, "indeterminate", ["no_ranks"])
     footprint = document["duplicate_footprint"]
@@ -143,7 +153,7 @@ def test_concurrent_is_of_the_ranks_that_can_tell() -> None:
         holder(dp_rank=n, reuse_reporting=reporting, groups=[counted]) for n, reporting in enumerate(("none", "labelled", "unlabelled"))
     )
     core = figures([none, labelled, unlabelled])["repeat_compute"]
-    assert core["concurrent"] == {"tokens": 32, "blocks": 2}
+    assert counts(core["concurrent"]) == {"tokens": 32, "blocks": 2}
     assert core["concurrent_ranks"] == {"telling": 2, "of": 3}
     document = figures([unlabelled])
     assert document["repeat_compute"]["concurrent"] is None
@@ -157,7 +167,7 @@ def test_a_rank_with_a_connector_is_not_measured() -> None:
     counted = group(**HOLDING, recompute_evicted_tokens=16, recompute_evicted_blocks=1)
     loaded, plain = holder(kv_connector="offload", groups=[counted]), holder(dp_rank=1, groups=[counted])
     document = figures([loaded, plain])
-    assert document["repeat_compute"]["evicted"] == {"tokens": 16, "blocks": 1}
+    assert counts(document["repeat_compute"]["evicted"]) == {"tokens": 16, "blocks": 1}
     assert document["repeat_compute"]["register"] == "lower_bound"
     assert document["repeat_compute"]["reasons"] == ["kv_connector"]
     assert document["repeat_compute"]["measurable_ranks"] == {"measurable": 1, "of": 2}
@@ -308,6 +318,180 @@ def test_the_default_span_is_from_the_first_to_the_last_batch() -> None:
     span = assemble(totals_from_records(ranks, []))["span"]
     assert (span["since_us"], span["until_us"], span["widened_to_windows"]) == (START_US + 3, START_US + 9, False)
     assert span["since"] == iso(START_US + 3)
+
+
+def recomputing(tokens: int = 1600, gpu_us: int = 0, unrated: int = 0, **fields: Any) -> RankWindow:
+    """A rank that computed evicted blocks again."""
+    counted = {"recompute_evicted_tokens": tokens, "recompute_evicted_blocks": tokens // 16, "recompute_evicted_gpu_us": gpu_us}
+    return holder(groups=[group(**HOLDING, **counted, unrated_tokens=unrated)], **fields)
+
+
+def gpu_time(*ranks: RankWindow) -> tuple[float | None, int, str | None]:
+    evicted = figures(list(ranks))["repeat_compute"]["evicted"]
+    assert evicted["gpu_seconds_are"] == "estimate"
+    return evicted["gpu_seconds"], evicted["rated_tokens"], evicted["method"]
+
+
+def test_gpu_time_says_how_much_it_covers_and_by_what() -> None:
+    declared = recomputing(gpu_us=2_500_000, prefill_rate=640.0, prefill_rate_source="declared")
+    measured = recomputing(gpu_us=500_000, dp_rank=1, prefill_rate=3200.0, prefill_rate_source="measured")
+    unknown = recomputing(unrated=1600, dp_rank=2)
+    partly = recomputing(gpu_us=1_000_000, unrated=600, dp_rank=3, prefill_rate=1000.0, prefill_rate_source="measured")
+    assert gpu_time(declared) == (2.5, 1600, "declared")
+    assert gpu_time(declared, measured) == (3.0, 3200, "mixed")
+    assert gpu_time(unknown) == (None, 0, None)
+    assert gpu_time(unknown, measured) == (0.5, 1600, "measured")
+    assert gpu_time(partly) == (1.0, 1000, "measured")
+    assert gpu_time(recomputing(0)) == (0.0, 0, None)
+    assert gpu_time(recomputing()) == (None, 0, None), "as rows of the version before tell it"
+    rank = figures([measured])["ranks"][0]
+    assert (rank["prefill_rate"], rank["prefill_rate_source"]) == (3200.0, "measured")
+    assert rank["repeat_compute"]["evicted"]["gpu_seconds"] == 0.5
+
+
+def test_tokens_without_a_rate_are_those_of_the_causes_without_gpu_time_first() -> None:
+    counted = {"recompute_evicted_tokens": 100, "recompute_evicted_gpu_us": 9, "recompute_cleared_tokens": 50}
+    core = figures([holder(groups=[group(**counted, unrated_tokens=70)], prefill_rate_source="declared")])["repeat_compute"]
+    assert (core["evicted"]["rated_tokens"], core["cleared"]["rated_tokens"]) == (80, 0)
+    assert core["cleared"]["gpu_seconds"] is None
+
+
+def test_how_soon_content_came_back() -> None:
+    soon = group(**HOLDING, back_evicted_buckets=[3, 40], back_evicted_counts=[98, 1], lifetime_buckets=[5], lifetime_counts=[1])
+    late = group(**HOLDING, back_evicted_buckets=[40, 92], back_evicted_counts=[99, 2])
+    other = group(group_idx=1, back_evicted_buckets=[1], back_evicted_counts=[1000])
+    document = figures([holder(groups=[soon, other]), holder(dp_rank=1, groups=[late])])
+    elapsed = document["repeat_compute"]["evicted"]["elapsed"]
+    assert elapsed["histogram"] == [[*bounds(3), 98], [*bounds(40), 100], [*bounds(92), 2]]
+    assert (elapsed["p50"], elapsed["p90"], elapsed["p99"]) == (bounds(40)[1] / 1e6,) * 3
+    assert document["ranks"][0]["lifetime"]["p99"] == bounds(5)[1] / 1e6
+    assert document["ranks"][1]["lifetime"] == {"p50": None, "p90": None, "p99": None, "histogram": []}
+    assert document["ranks"][0]["repeat_compute"]["evicted"]["elapsed"]["p50"] == bounds(3)[1] / 1e6
+    assert "elapsed" not in document["ranks"][0]["repeat_compute"]["concurrent"]
+
+
+def test_bytes_of_a_rank_need_the_size_of_every_group_that_holds_something() -> None:
+    first = group(**HOLDING, kv_bytes_per_token=1000)
+    second = group(group_idx=1, resident_tokens=10, kv_bytes_per_token=7)
+    unknown = group(group_idx=1, resident_tokens=10)
+    empty = group(group_idx=1)
+
+    def resident_bytes(*groups: GroupCounters) -> int | None:
+        found: int | None = figures([holder(groups=list(groups))])["ranks"][0]["resident_bytes"]
+        return found
+
+    assert resident_bytes(first) == 64_000
+    assert resident_bytes(first, second) == 64_070
+    assert resident_bytes(first, unknown) is None
+    assert resident_bytes(first, empty) == 64_000
+
+
+def test_bytes_of_duplicates() -> None:
+    sized = {
+        "inside_byte_ms": 3_000_000,
+        "between_byte_ms": 1_000_000,
+        "extra_bytes_max": 900,
+        "inside_bytes_end": 5,
+        "between_bytes_end": 6,
+    }
+    ranks = [holder(), holder(dp_rank=1)]
+    footprint = figures(ranks, [msgspec.structs.replace(EXTRA, **sized)])["duplicate_footprint"]
+    assert footprint["extra_bytes"] == {"mean": 400.0, "max": 900, "end": 11}
+    assert footprint["inside_instances"]["extra_bytes"] == {"mean": 300.0, "end": 5}
+    unsized = figures(ranks, [EXTRA])["duplicate_footprint"]
+    assert unsized["extra_bytes"] == {"mean": None, "max": None, "end": None}
+
+
+@pytest.mark.parametrize(
+    ("told", "registers"),
+    [
+        (["late_data"], ("lower_bound", "lower_bound")),
+        (["parent_conflict"], ("lower_bound", "lower_bound")),
+        (["model_undeclared"], ("exact", "indeterminate")),
+        (["kv_connector", "history_forgotten"], ("exact", "exact")),
+        # Of one window: the first and the last are clipped by the span.
+        (["coverage", "single_holder"], ("exact", "exact")),
+    ],
+)
+def test_what_duplicate_windows_say_of_themselves_reaches_the_figure(told: list[str], registers: tuple[str, str]) -> None:
+    footprint = figures([holder(), holder(dp_rank=1)], [msgspec.structs.replace(EXTRA, reasons=told, late_changes=3)])[
+        "duplicate_footprint"
+    ]
+    assert tuple(footprint[f"{place}_instances"]["register"] for place in ("inside", "between")) == registers
+    assert footprint["reasons"] == (told if "exact" not in registers or told == ["model_undeclared"] else [])
+    assert footprint["late_changes"] == 3
+
+
+def test_pairs_of_workloads() -> None:
+    pairs = [
+        duplicate_window(
+            scope="workload_pair", scope_key=json.dumps(pair), between_token_us=n * WINDOW_US, between_tokens_max=9, between_blocks_end=n
+        )
+        for n, pair in enumerate((["", "chat"], ["chat", "code"]), 1)
+    ]
+    cpu = msgspec.structs.replace(pairs[1], tier="CPU", between_token_us=99 * WINDOW_US)
+    document = figures([holder(), holder(dp_rank=1)], [EXTRA, cpu, *pairs], by="workload")
+    found = [(pair["key"], pair["tier"], pair["tokens"], pair["blocks"]["end"], pair["bytes"]) for pair in document["workload_pairs"]]
+    assert found == [
+        (["chat", "code"], "GPU", {"mean": 2.0, "max": 9, "end": 0}, 2, None),
+        ([None, "chat"], "GPU", {"mean": 1.0, "max": 9, "end": 0}, 1, None),
+        (["chat", "code"], "CPU", {"mean": 99.0, "max": 9, "end": 0}, 2, None),
+    ]
+    assert {(pair["coverage"], pair["register"]) for pair in document["workload_pairs"]} == {(1.0, "exact")}
+
+
+def test_shared_prefixes_of_the_last_instant() -> None:
+    first, last = shared_prefix(as_of_us=END_US), shared_prefix(as_of_us=END_US + 1, extra_tokens=7, parent_content_id=b"\x09" * 16)
+    second = shared_prefix(as_of_us=END_US + 1, place=2)
+    totals = totals_from_records([holder()], [], shared_prefixes=[second, first, last], prefixes=1)
+    told = assemble(totals)["shared_prefixes"]
+    assert told["as_of"] == iso(END_US + 1)
+    (trunk,) = told["trunks"]
+    assert (trunk["place"], trunk["extra_tokens"], trunk["extra_bytes"], trunk["workloads"]) == (1, 7, None, [None, "chat"])
+    assert (trunk["content_id"], trunk["parent_content_id"]) == ("02" * 16, "09" * 16)
+    assert (trunk["coverage"], trunk["register"]) == (1.0, "exact")
+    until = totals_from_records([holder()], [], until_us=END_US, shared_prefixes=[second, first, last])
+    assert assemble(until)["shared_prefixes"]["as_of_us"] == END_US
+
+
+def test_a_rank_that_is_absent_counts_as_not_observed() -> None:
+    silent = KnownRank("b", 0, workload="chat", model="m", reuse_reporting="none", canary="c0")
+    document = assemble(totals_from_records([holder(), holder(dp_rank=1)], [EXTRA], Span(START_US, END_US), known=[silent]))
+    assert document["repeat_compute"]["coverage"] == 1.0, "it was heard of in no engine time"
+    heard = KnownRank("b", 0, workload="chat", model="m", reuse_reporting="none", canary="c0", first_us=START_US - 1)
+    document = assemble(totals_from_records([holder(), holder(dp_rank=1)], [EXTRA], Span(START_US, END_US), known=[heard], by="workload"))
+    for core in (document["repeat_compute"][0], document["fleet"]["repeat_compute"], document["fleet"]["duplicate_footprint"]):
+        assert core["coverage"] == pytest.approx(2 / 3)
+        assert (core["register"], core["reasons"]) == ("lower_bound", ["absent", "coverage"])
+    rank = document["ranks"][2]
+    assert (rank["instance_id"], rank["lives"], rank["coverage"], rank["register"]) == ("b", 0, 0.0, "indeterminate")
+    assert rank["reasons"] == ["absent", "not_observed"]
+
+
+def test_contradictions_with_the_metrics_are_shown_with_both_numbers() -> None:
+    breach = Breach("cached_over_pool", START_US + 5, START_US // 1000, 120, 100)
+    rank = figures([holder(breaches=[breach], breaches_found=12, scrapes=20, pool_blocks=100, reasons=["cached_over_pool"])])["ranks"][0]
+    assert rank["breaches"]["count"] == 12
+    assert rank["breaches"]["listed"] == [{"kind": "cached_over_pool", "at": iso(START_US + 5), "found_blocks": 120, "bound_blocks": 100}]
+    assert (rank["scrapes"], rank["pool_blocks"], rank["register"]) == (20, 100, "lower_bound")
+
+
+def test_one_clock_far_ahead_is_named() -> None:
+    day = 86_400_000_000
+    far = holder(dp_rank=7, last_batch_us=END_US + day + 1)
+    ranks = [holder(), holder(dp_rank=1), far]
+    (warning,) = assemble(totals_from_records(ranks, []))["warnings"]
+    assert "a/7" in warning
+    assert iso(END_US + day + 1) in warning
+    assert assemble(totals_from_records(ranks, [], until_us=END_US))["warnings"] == []
+    assert assemble(totals_from_records([*ranks, holder(dp_rank=8, last_batch_us=END_US + day)], []))["warnings"] == []
+
+
+def test_a_version_of_the_rules_may_be_asked_for() -> None:
+    old, new = holder(semantics_version=1, batches=5), holder(semantics_version=2)
+    document = assemble(totals_from_records([old, new], [], semantics_version=1))
+    assert (document["semantics_version"], document["ranks"][0]["batches"]) == (1, 5)
+    assert document["warnings"] == ["only rows of semantics_version 1 are summed; rows of 2 in this span are left out"]
 
 
 def test_reasons_have_words() -> None:

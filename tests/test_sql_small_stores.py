@@ -44,7 +44,7 @@ def test_an_empty_store_is_said_and_is_no_failure(tmp_path: Path) -> None:
     assert not absent.exists(), "looking must not create a store"
     document = printed(run(show, "--json", data_dir=absent))
     assert document["repeat_compute"]["register"] == document["duplicate_footprint"]["register"] == "indeterminate"
-    assert document["repeat_compute"]["evicted"] == {"tokens": 0, "blocks": 0}
+    assert (document["repeat_compute"]["evicted"]["tokens"], document["repeat_compute"]["evicted"]["blocks"]) == (0, 0)
     assert "there is no store" in document["warnings"][0]
     with store.connect(None, tmp_path):
         pass
