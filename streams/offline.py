@@ -40,15 +40,31 @@ class OfflineFleet:
 
         ``offset`` is its place on the topic, growing within the rank: versions of rank windows and recomputes are then those of a worker.
         """
-        key = (message.instance_id, message.dp_rank)
-        core = self._ranks.get(key)
+        self._core(message.instance_id, message.dp_rank).apply(message, self._offset if offset is None else offset)
+        self._moved_on()
+
+    def unreadable(self, instance_id: str, dp_rank: int, offset: int | None = None) -> None:
+        """Note a message of the rank that could not be read."""
+        self._core(instance_id, dp_rank).unreadable(self._offset if offset is None else offset)
+        self._moved_on()
+
+    def _core(self, instance_id: str, dp_rank: int) -> RankCore:
+        core = self._ranks.get((instance_id, dp_rank))
         if core is None:
-            core = self._ranks[key] = RankCore(*key, window_us=self._window_us, shards=len(self._shards))
-        core.apply(message, self._offset if offset is None else offset)
+            core = RankCore(instance_id, dp_rank, window_us=self._window_us, shards=len(self._shards))
+            self._ranks[instance_id, dp_rank] = core
+        return core
+
+    def _moved_on(self) -> None:
         self._offset += 1
         self._since_drain += 1
         if self._since_drain >= DRAIN_EVERY:
             self.drain()
+
+    def take(self) -> Counted:
+        """:meth:`drain`, and forget the rows."""
+        counted, self.counted = self.drain(), Counted()
+        return counted
 
     def drain(self) -> Counted:
         """Pass everything on to the fleet; all rows so far."""
