@@ -54,7 +54,8 @@ def render_coverage(document: Document, console: Console) -> None:
         if not listed["entries"]:
             empty.append(title.lower())
             return
-        entries = sorted(reversed(listed["entries"]), key=_URGENCY.get(name, lambda entry: 0))
+        entries = listed["entries"][::-1]
+        entries.sort(key=_URGENCY.get(name, lambda entry: 0))
         _lines(f"{title} ({_CLOCKS[listed['clock']]})", headers, [row(entry) for entry in entries], listed["found"], console)
 
     part("Gaps", "gaps", ("rank", "from", "to", "batches", "reason"), _gap)

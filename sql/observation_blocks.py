@@ -115,7 +115,7 @@ def unripe(database: Database, span: Bounds) -> int:
     upto = span.inside("at", upto=True)
     rows = database.query(
         f"""
-        WITH (SELECT max(at) FROM block_events WHERE {upto}) AS ended, toIntervalMicrosecond({{skew:Int64}}) AS skew
+        WITH (SELECT max(at) FROM batches WHERE {upto}) AS ended, toIntervalMicrosecond({{skew:Int64}}) AS skew
         SELECT count() FROM
         (
             SELECT content_id FROM

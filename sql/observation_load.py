@@ -141,21 +141,30 @@ def _declared(database: Database, span: Bounds, listed: int) -> list[Declared]:
 
 def _gaps(database: Database, span: Bounds, listed: int) -> tuple[list[Gap], int]:
     """Declared losses and refusals with the batches and life signs around them. Refusals that stand for no batch are one per stretch."""
+    columns = "instance_id, dp_rank, life_id, incarnation, at, observed_at, seq AS place"
     events = f"""
-        SELECT
-            instance_id, dp_rank, life_id, incarnation, if(kind = 'loss', 'lost', 'refused') AS what, reason, at, observed_at,
-            seq < {NO_SEQ} AS numbered, if(kind = 'loss', last_seq - first_seq + 1, 1) AS batches, seq AS place
-        FROM rank_events FINAL
-        WHERE kind IN ('loss', 'refusal') AND {span.inside("observed_at") if not span.parameters else span.overlap("at", "at")}
-        ORDER BY observed_at DESC, at DESC, seq DESC
+        SELECT * FROM
+        (
+            SELECT
+                {columns}, if(kind = 'loss', 'lost', 'refused') AS what, ifNull(reason, '') AS why, seq < {NO_SEQ} AS numbered,
+                if(kind = 'loss', last_seq - first_seq + 1, 1) AS batches
+            FROM rank_events FINAL
+            WHERE kind IN ('loss', 'refusal') AND {span.inside("at")}
+            UNION ALL
+            -- Those without a number of their own look alike where they were noticed at one moment: only their places differ.
+            SELECT {columns}, 'refused', JSONExtractString(body, 'reason'), 0, 1
+            FROM rank_messages FINAL
+            WHERE kind = 'refusal' AND seq >= {NO_SEQ} AND {span.inside("at")}
+        )
+        ORDER BY observed_at DESC, at DESC, place DESC
         LIMIT {{listed:UInt32}}
     """
     of_lives = "(instance_id, dp_rank, life_id) IN (SELECT instance_id, dp_rank, life_id FROM events)"
     rank = "e.instance_id = {0}.instance_id AND e.dp_rank = {0}.dp_rank"
     life, run = f"{rank} AND e.life_id = {{0}}.life_id", f"{rank} AND e.incarnation = {{0}}.incarnation"
     batches = (
-        f"SELECT instance_id, dp_rank, life_id, seq, min(at) AS at, toNullable(at) AS found FROM block_events WHERE {of_lives}"
-        " GROUP BY instance_id, dp_rank, life_id, seq"
+        "SELECT instance_id, dp_rank, life_id, seq, at, toNullable(at) AS found FROM batches"
+        f" WHERE {of_lives} AND at >= (SELECT min(at) FROM events)"
     )
     signs = (
         "SELECT DISTINCT instance_id, dp_rank, incarnation, at, toNullable(at) AS found FROM lifecycle"
@@ -165,7 +174,7 @@ def _gaps(database: Database, span: Bounds, listed: int) -> tuple[list[Gap], int
         f"""
         WITH events AS ({events})
         SELECT
-            e.instance_id, e.dp_rank, e.life_id, e.incarnation, e.what, e.reason, e.numbered, e.batches,
+            e.instance_id, e.dp_rank, e.life_id, e.incarnation, e.what, e.why, e.numbered, e.batches,
             {_US}(e.at), {_US}(by_number.found), {_US}(by_time.found), {_MS}(e.observed_at), {_MS}(before.found), {_MS}(after.found)
         FROM events AS e
         ASOF LEFT JOIN ({batches}) AS by_number ON {life.format("by_number")} AND by_number.seq >= e.place
@@ -186,14 +195,14 @@ def _gaps(database: Database, span: Bounds, listed: int) -> tuple[list[Gap], int
             life_id,
             incarnation,
             kind,
-            reason or "",
+            reason,
             count if numbered else None,
             at or None,
             by_number if numbered else by_time,
             around[0],
             around[1],
             observed,
-            narrowed=kind == "lost" and bool(at) and by_number is not None,
+            narrowed=bool(numbered and at) and by_number is not None,
         )
         key = (instance, dp_rank, life_id, incarnation, reason, around[0])
         if numbered or key not in vague:
@@ -203,9 +212,9 @@ def _gaps(database: Database, span: Bounds, listed: int) -> tuple[list[Gap], int
         else:
             gaps[vague[key]] = replace(gaps[vague[key]], to_us=gap.to_us)
     total = database.query(
-        f"SELECT count() FROM rank_events FINAL WHERE kind IN ('loss', 'refusal') AND {span.overlap('at', 'at')}", span.parameters
+        f"SELECT count() FROM rank_events FINAL WHERE kind IN ('loss', 'refusal') AND {span.inside('at')}", span.parameters
     ).rows[0][0]
-    return gaps, len(gaps) if len(rows) == total else total
+    return gaps, total if len(rows) >= listed else len(gaps)
 
 
 def _undeclared(database: Database, span: Bounds, listed: int) -> list[Gap]:

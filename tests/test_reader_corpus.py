@@ -175,9 +175,9 @@ def counted_into(database: Database, folder: Path) -> None:
     records: list[RankWindow | Recompute | DuplicateWindow] = [*counted.rank_windows, *counted.recomputes, *counted.duplicate_windows]
     for record in records:
         rows.add(record)
-    for fact in facts:
+    for offset, fact in enumerate(facts):
         assert isinstance(fact, RankMessage | Lifecycle)
-        rows.add(fact)
+        rows.add(fact, 0, offset)
     for batch in rows.batches():
         database.insert(batch.table, batch.column_names, batch.columns)
 
