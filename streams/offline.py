@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from schemas.records import DuplicateWindow, RankMessage, RankWindow, Recompute
+from schemas.records import DuplicateWindow, RankMessage, RankWindow, Recompute, SharedPrefix
 from streams.duplication import ShardCore
 from streams.merger import Merger
 from streams.residency import RankCore
@@ -21,6 +21,7 @@ class Counted:
     rank_windows: list[RankWindow] = field(default_factory=list)
     recomputes: list[Recompute] = field(default_factory=list)
     duplicate_windows: list[DuplicateWindow] = field(default_factory=list)
+    shared_prefixes: list[SharedPrefix] = field(default_factory=list)
 
 
 class OfflineFleet:
