@@ -15,7 +15,17 @@ from mode.utils.queues import FlowControlEvent
 
 from schemas.errors import KvcensusError
 from schemas.records import DuplicateWindow, RankWindow
-from schemas.topics import DUPLICATE_STEPS, DUPLICATE_WINDOWS, RANK_WINDOWS, RECOMPUTES, RECORD_TOPICS, RESIDENCY, Topic
+from schemas.topics import (
+    DEAD_LETTERS,
+    DUPLICATE_STEPS,
+    DUPLICATE_WINDOWS,
+    RANK_WINDOWS,
+    RECOMPUTES,
+    RECORD_TOPICS,
+    RESIDENCY,
+    SHARED_PREFIXES,
+    Topic,
+)
 from streams.agents.common import Agent, log
 from streams.agents.fleet import FleetAgent
 from streams.agents.holder import HolderAgent
@@ -25,6 +35,7 @@ from streams.positions import Place
 from streams.probe import Probe
 from streams.settings import WorkerSettings, faust_config, untranslated
 from streams.sink import SinkService
+from streams.snapshots import Snapshots
 from streams.startup import Layout, find_layout
 from streams.tables import DUPLICATE_WINDOW_TABLE, RANK_WINDOW_TABLE, WindowLedger
 from streams.watchdog import Source, Watchdog
@@ -36,7 +47,7 @@ MEND_SECONDS = 0.5
 """Between two attempts to read what was skipped."""
 
 LAST_FLUSH_SECONDS = 3.0
-"""How long a worker that was told to stop tries to give out what it has."""
+"""How long a worker that was told to stop tries to give out what it has, and then to write down what it knows."""
 
 
 class _WithoutWeb(BootStrategy):
@@ -69,6 +80,8 @@ class CensusApp(faust.App):
         self.failure: BaseException | None = None
         self.failing = asyncio.Event()
         self._skipped = asyncio.Event()
+        self._keeping = asyncio.Lock()
+        self.snapshots = Snapshots(settings)
         super().__init__(
             settings.group,
             **faust_config(settings),
@@ -78,7 +91,7 @@ class CensusApp(faust.App):
             autodiscover=False,
             topic_allow_declare=False,
             topic_disable_leader=True,
-            # Nothing is ever committed: what the cores know is in memory, and a partition that comes here is read from its start.
+            # This group commits nothing: where a partition is read from is said by the snapshots of what the cores know.
             consumer_auto_offset_reset="earliest",
             stream_wait_empty=False,
             stream_recovery_delay=0.0,
@@ -117,20 +130,29 @@ class CensusApp(faust.App):
 
         topics = {topic.name: self._raw_topic(topic) for topic in RECORD_TOPICS}
         holder = HolderAgent(
-            window_us=base_us,
+            settings=self.settings,
             shards=self._shards,
             rank_windows=topics[RANK_WINDOWS.name],
             recomputes=topics[RECOMPUTES.name],
             residency=topics[RESIDENCY.name],
+            dead_letters=topics[DEAD_LETTERS.name],
             ledger=rank_ledger,
             places=places,
             skipped=self._skipped,
         )
-        fleet = FleetAgent(shards=self._shards, duplicate_steps=topics[DUPLICATE_STEPS.name], skipped=self._skipped)
+        fleet = FleetAgent(
+            settings=self.settings,
+            shards=self._shards,
+            duplicate_steps=topics[DUPLICATE_STEPS.name],
+            dead_letters=topics[DEAD_LETTERS.name],
+            skipped=self._skipped,
+        )
         merger = MergerAgent(
-            window_us=base_us,
+            settings=self.settings,
             shards=self._shards,
             duplicate_windows=topics[DUPLICATE_WINDOWS.name],
+            shared_prefixes=topics[SHARED_PREFIXES.name],
+            dead_letters=topics[DEAD_LETTERS.name],
             ledger=duplicate_ledger,
             skipped=self._skipped,
         )
@@ -141,6 +163,7 @@ class CensusApp(faust.App):
         self.on_before_shutdown.connect(self._last_flush)
         self.task(self._keep_flushing)
         self.task(self._keep_mending)
+        self.task(self._keep_snapshots)
         return holder, fleet, merger
 
     def _raw_topic(self, topic: Topic) -> TopicT:
@@ -203,6 +226,18 @@ class CensusApp(faust.App):
                 await self.fail(error)
                 return
 
+    async def _keep_snapshots(self) -> None:
+        while not self.should_stop:
+            await self.sleep(self.snapshots.tick_seconds)
+            if self.should_stop or self.rebalancing:
+                continue
+            try:
+                async with self._keeping:
+                    await self.snapshots.keep(self.counting)
+            except Exception as error:
+                await self.fail(error)
+                return
+
     async def _last_flush(self, *_: Any, **__: Any) -> None:
         for agent in self.counting:
             log.debug(
@@ -221,6 +256,14 @@ class CensusApp(faust.App):
                     await agent.flush()
         except Exception as error:
             log.warning("results of the last second were not given out (%s); the next start does it", error or type(error).__name__)
+            return
+        try:
+            async with asyncio.timeout(LAST_FLUSH_SECONDS), self._keeping:
+                await self.snapshots.keep(self.counting, everything=True)
+            async with asyncio.timeout(LAST_FLUSH_SECONDS):
+                await self.snapshots.close()
+        except Exception as error:
+            log.info("the last snapshot was not completed (%s); the next start reads a little more", error or type(error).__name__)
 
     # -- rebalance ----------------------------------------------------------------------------------------------
 
@@ -236,11 +279,17 @@ class CensusApp(faust.App):
         return _FlowControl()
 
     async def _go_on(self, *_: Any, **__: Any) -> None:
-        """Everything is paused, changelogs were read: begin each partition where its agent stands.
+        """Everything is paused, changelogs were read: restore what came here, and begin each partition where its agent stands.
 
         Faust would go on wherever the client is: at the start, for partitions that stayed here, and behind messages that it fetched
         and dropped while the partitions moved, since it counts on acknowledged offsets to return to.
         """
+        try:
+            assert self.layout is not None
+            await self.snapshots.restore(self.counting, self.layout)
+        except Exception as error:
+            await self.fail(error)
+            return
         places = {place: offset for agent in self.counting for place, offset in agent.positions.all().items()}
         if not places:
             return
@@ -249,11 +298,22 @@ class CensusApp(faust.App):
             for agent in self.counting:
                 for tp, start in starts.items():
                     if tp.topic == agent.topic.name and start:
+                        self._tell_missing(tp, places[tp.topic, tp.partition], start)
                         agent.positions.starts_at(tp.partition, start)
                         places[tp.topic, tp.partition] = max(start, places[tp.topic, tp.partition])
         except (KafkaError, TimeoutError) as error:
             log.debug("start of the partitions not known: %s", error)
         await self._seek(places)
+
+    def _tell_missing(self, tp: TP, resume: int, start: int) -> None:
+        if 0 < resume < start:
+            log.warning(
+                "%s[%d]: messages %d to %d were deleted before they were counted: retention is shorter than this worker was away",
+                tp.topic,
+                tp.partition,
+                resume,
+                start - 1,
+            )
 
     async def _seek(self, places: Mapping[Place, int]) -> None:
         if places:

@@ -1,6 +1,6 @@
 """Where an agent stands in its topic. Pure bookkeeping.
 
-Block-level state lives in memory and is built again by reading from the earliest offset, so these positions are never
+Block-level state lives in memory; where reading begins again is said by its snapshots, so these positions are never
 committed. They tell redeliveries from news, tell where to go on in a partition that stays with this worker through a
 rebalance, show progress to the watchdog, and refuse to go on behind a hole: around a rebalance Faust clears buffers that
 may hold messages it will not fetch again (with acknowledged offsets it would; here there are none to return to).
@@ -44,6 +44,15 @@ class Positions:
         self._next[partition] = offset + 1
         self._holes.pop(partition, None)
         return True
+
+    def begin(self, partition: int, offset: int) -> None:
+        """Reading of a held partition begins at ``offset``: what lies before is known already."""
+        if partition in self._next:
+            self._next[partition] = offset
+
+    def next(self, partition: int) -> int:
+        """The next offset expected in a held partition."""
+        return self._next[partition]
 
     def holes(self) -> dict[Place, int]:
         """Places where a message came too early, and the offset expected there. Reading has to begin there again."""

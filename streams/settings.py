@@ -28,7 +28,16 @@ FLUSH_SECONDS = "KVCENSUS_FLUSH_SECONDS"
 SINK = "KVCENSUS_SINK"
 """``0``, ``no``, ``off`` or ``false``: results stay on the topics, nothing is written to ClickHouse."""
 
+GRACE_SECONDS = "KVCENSUS_GRACE_SECONDS"
+HISTORY_HOURS = "KVCENSUS_HISTORY_HOURS"
+HISTORY_BLOCKS = "KVCENSUS_HISTORY_BLOCKS"
+SNAPSHOT_SECONDS = "KVCENSUS_SNAPSHOT_SECONDS"
+
 DEFAULT_FLUSH_SECONDS = 1.0
+DEFAULT_GRACE_SECONDS = 2.0
+DEFAULT_HISTORY_HOURS = 24.0
+DEFAULT_HISTORY_BLOCKS = 1_000_000
+DEFAULT_SNAPSHOT_SECONDS = 60.0
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
 GROUP = "kvcensus-worker"
 SINK_GROUP = "kvcensus-sink"
@@ -37,7 +46,11 @@ DEFAULT_SESSION_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Everything a worker is told. ``window_us`` in engine microseconds; ``clickhouse_url`` null: the embedded store in ``data_dir``."""
+    """Everything a worker is told. ``*_us`` in engine microseconds; ``clickhouse_url`` null: the embedded store in ``data_dir``.
+
+    ``grace_us``: how far every rank must be past a window before it closes. What is remembered of lost blocks is bounded by ``history_us``
+    and by ``history_blocks`` per rank. Every ``snapshot_seconds`` what changed of the block-level state is written down.
+    """
 
     bootstrap_servers: str
     data_dir: Path
@@ -46,6 +59,10 @@ class WorkerSettings:
     window_us: int = DEFAULT_WINDOW_SECONDS * 1_000_000
     flush_seconds: float = DEFAULT_FLUSH_SECONDS
     sink: bool = True
+    grace_us: int = round(DEFAULT_GRACE_SECONDS * 1_000_000)
+    history_us: int = round(DEFAULT_HISTORY_HOURS * 3_600_000_000)
+    history_blocks: int = DEFAULT_HISTORY_BLOCKS
+    snapshot_seconds: float = DEFAULT_SNAPSHOT_SECONDS
 
     @property
     def group(self) -> str:
@@ -82,6 +99,30 @@ def positive_seconds(name: str, value: str | float) -> float:
     return seconds
 
 
+def grace_us(seconds: float) -> int:
+    """A grace in microseconds. Raises :class:`KvcensusError` unless it is 0 or more."""
+    if not 0 <= seconds < float("inf"):
+        raise KvcensusError(f"grace of {seconds} s: expected 0 or more seconds")
+    return round(seconds * 1_000_000)
+
+
+def _number(name: str, value: str, least: float) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not least <= number < float("inf"):
+        raise KvcensusError(f"{name}={value!r}: expected a number, at least {least:g}")
+    return number
+
+
+def history_blocks(name: str, value: str) -> int:
+    """``value`` as a bound on remembered blocks. Raises :class:`KvcensusError` naming ``name`` unless it is a whole number, 0 or more."""
+    if not value.strip().isdecimal():
+        raise KvcensusError(f"{name}={value!r}: expected a whole number of blocks")
+    return int(value)
+
+
 def found_broker(folder: Path) -> str | None:
     """Bootstrap servers of a demo's broker that runs on this data folder, or ``None``."""
     try:
@@ -104,6 +145,10 @@ def from_environment(environ: Mapping[str, str] | None = None, option_pairs: Ite
         window_us=window_us(positive_seconds(WINDOW_SECONDS, env.get(WINDOW_SECONDS) or DEFAULT_WINDOW_SECONDS)),
         flush_seconds=positive_seconds(FLUSH_SECONDS, env.get(FLUSH_SECONDS) or DEFAULT_FLUSH_SECONDS),
         sink=(env.get(SINK) or "1").strip().lower() not in ("0", "no", "off", "false"),
+        grace_us=grace_us(_number(GRACE_SECONDS, env.get(GRACE_SECONDS) or str(DEFAULT_GRACE_SECONDS), 0)),
+        history_us=round(_number(HISTORY_HOURS, env.get(HISTORY_HOURS) or str(DEFAULT_HISTORY_HOURS), 0) * 3_600_000_000),
+        history_blocks=history_blocks(HISTORY_BLOCKS, env.get(HISTORY_BLOCKS) or str(DEFAULT_HISTORY_BLOCKS)),
+        snapshot_seconds=positive_seconds(SNAPSHOT_SECONDS, env.get(SNAPSHOT_SECONDS) or DEFAULT_SNAPSHOT_SECONDS),
     )
 
 

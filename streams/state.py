@@ -60,11 +60,9 @@ class Manifest(msgspec.Struct, frozen=True):
     resume: int
     owners: dict[str, Saved]
 
-    @property
-    def oldest_chunk(self) -> int | None:
-        """The offset on the state topic before which nothing of this is needed; ``None`` if it names no snapshot."""
-        return min((saved.first_offset for saved in self.owners.values()), default=None)
 
+NOTHING_NEEDED = 2**63 - 1
+"""Of an agent that has nothing on the state topic: the offset from which it would have to be read."""
 
 Pair = tuple[bytes, bytes | None]
 """Key and value of a message; no value deletes the key."""
@@ -185,13 +183,15 @@ def _differences(one: Rules, other: Rules) -> Iterator[str]:
 class Book:
     """The snapshots of one agent and partition that this worker wrote or found: what the next manifest says. Pure.
 
-    ``owner`` names, positions in the input and snapshot ids come from the caller.
+    ``writer`` tells this worker from others. ``needs`` is the offset on the state topic before which nothing of this is needed; ``None``
+    until a manifest was written here, if one was found.
     """
 
     def __init__(self, agent: str, rules: Rules, restored: Restored, writer: str) -> None:
         self.agent = agent
         self.epoch = restored.epoch + 1
         self.saved = dict(restored.saved)
+        self.needs: int | None = None if restored.found else NOTHING_NEEDED
         self._rules = rules
         self._writer = writer
         self._number = 0
@@ -202,6 +202,11 @@ class Book:
         """A new one: no other worker, and no other time, has it."""
         self._snapshots += 1
         return f"{self.epoch}.{self._writer}.{self._snapshots}"
+
+    def ours(self, owner: str) -> bool:
+        """Whether the snapshot of ``owner`` was written here."""
+        kept = self.saved.get(owner)
+        return kept is not None and kept.snapshot.startswith(f"{self.epoch}.{self._writer}.")
 
     def keep(self, owner: str, saved: Saved) -> None:
         """``saved`` was acknowledged: the next manifest names it."""

@@ -57,6 +57,42 @@ _LEVELS = ("debug", "info", "warning", "error")
     metavar="SECONDS",
     help="How often results are given out.",
 )
+@click.option(
+    "--grace",
+    type=FiniteRange(min=0),
+    envvar=worker_settings.GRACE_SECONDS,
+    default=worker_settings.DEFAULT_GRACE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How far every rank must be past the end of a window, in engine time, before it is final.",
+)
+@click.option(
+    "--history-hours",
+    type=FiniteRange(min=0),
+    envvar=worker_settings.HISTORY_HOURS,
+    default=worker_settings.DEFAULT_HISTORY_HOURS,
+    show_default=True,
+    metavar="HOURS",
+    help="How long a lost block is remembered, in engine time, so that its return is recognised.",
+)
+@click.option(
+    "--history-blocks",
+    type=click.IntRange(min=0),
+    envvar=worker_settings.HISTORY_BLOCKS,
+    default=worker_settings.DEFAULT_HISTORY_BLOCKS,
+    show_default=True,
+    metavar="N",
+    help="How many lost blocks are remembered per rank.",
+)
+@click.option(
+    "--snapshot-seconds",
+    type=FiniteRange(min=0, min_open=True),
+    envvar=worker_settings.SNAPSHOT_SECONDS,
+    default=worker_settings.DEFAULT_SNAPSHOT_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often what is known of single blocks is written down, so that a start need not read everything again.",
+)
 @click.option("--no-sink", is_flag=True, help="Count only: results stay on their topics.")
 @click.option("--sink-only", is_flag=True, help="Do not count: only write to ClickHouse what other workers count.")
 @click.option("--log-level", type=click.Choice(_LEVELS, case_sensitive=False), default="info", show_default=True)
@@ -67,15 +103,19 @@ def worker(
     data_dir: Path | None,
     window: float,
     flush_seconds: float,
+    grace: float,
+    history_hours: float,
+    history_blocks: int,
+    snapshot_seconds: float,
     no_sink: bool,
     sink_only: bool,
     log_level: str,
 ) -> None:
     """Count: Kafka in, figures to topics and ClickHouse.
 
-    Runs until Ctrl-C or SIGTERM. What it knows of single blocks is in memory, and is built again from the topics at every start,
-    so it may be killed at any point. Start several with the same Kafka to share the partitions; only one of them can own an embedded store,
-    the others need --no-sink.
+    Runs until Ctrl-C or SIGTERM. What it knows of single blocks is in memory; snapshots of it on the topic kvcensus.state, and what
+    came since, bring it back, so it may be killed at any point. Start several with the same Kafka to share the partitions; only one
+    of them can own an embedded store, the others need --no-sink.
     """
     if no_sink and sink_only:
         raise click.UsageError("--no-sink and --sink-only leave nothing to do")
@@ -90,6 +130,10 @@ def worker(
         window_us=worker_settings.window_us(window),
         flush_seconds=flush_seconds,
         sink=base.sink and not no_sink,
+        grace_us=worker_settings.grace_us(grace),
+        history_us=round(history_hours * 3_600_000_000),
+        history_blocks=history_blocks,
+        snapshot_seconds=snapshot_seconds,
     )
     # Only now: Faust takes a second to import, and a mistake in the options should not.
     from streams import run  # noqa: PLC0415

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable
+import time
+from collections.abc import AsyncIterable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from schemas import codec
-from schemas.records import DuplicateSteps, RankMessage, ResidencyChanges
+from schemas.records import DeadLetter, DuplicateSteps, RankMessage, ResidencyChanges
 from schemas.topics import Topic
-from streams.emit import Outbox
+from streams.dead_letters import dead_letter, letter_key
+from streams.emit import Channel, Outbox
 from streams.positions import Positions
 
 log = logging.getLogger("kvcensus.worker")
 
 FLUSH_EVERY = 256
 """Messages after which an agent gives out what it has without waiting for the timer: while catching up, the next stage works along."""
+
+DUMP_SECONDS = 0.05
+"""So long an agent may dump owner after owner before its input goes on; a single large owner takes what it takes."""
 
 R = TypeVar("R", RankMessage, ResidencyChanges, DuplicateSteps)
 
@@ -26,6 +32,7 @@ class Message(Protocol):
 
     partition: int
     offset: int
+    key: bytes | None
     value: bytes | None
 
 
@@ -43,16 +50,43 @@ class Stream(Protocol):
         ...
 
 
+Marks = dict[str, tuple[int, int]]
+"""Of each owner in a partition: offsets of the first and the last message counted for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """What one owner knows. ``position``: the first input offset that is not in it."""
+
+    owner: str
+    position: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Dumps of one partition, made at one moment: ``position`` is where its reading stood, ``marks`` what was there by then.
+
+    All that was counted before ``position`` has been given out. ``tenure`` tells whether the partition stayed here meanwhile.
+    """
+
+    partition: int
+    tenure: int
+    position: int
+    marks: Marks
+    dumps: list[Dump]
+
+
 class Agent(Generic[R]):
     """Reads ``topic`` as records of one kind; subclasses count them and give out the results.
 
-    All state follows the partitions: what belongs to a partition that moved away is dropped, and built again by whoever reads it.
+    All state follows the partitions: what belongs to a partition that moved away is dropped, and restored by whoever reads it.
     ``skipped`` is set when messages are missing: nothing more of that partition is counted until they were read.
     """
 
     name = "agent"
 
-    def __init__(self, topic: Topic, kind: type[R], skipped: asyncio.Event) -> None:
+    def __init__(self, topic: Topic, kind: type[R], skipped: asyncio.Event, dead_letters: Channel) -> None:
         self.topic = topic
         self.positions = Positions(topic.name)
         self.poisoned = 0
@@ -60,14 +94,21 @@ class Agent(Generic[R]):
         self.applied = 0
         self.outbox = Outbox()
         self.skipped = skipped
+        self.unready: set[int] = set()
         self._kind: type[R] = kind
+        self._dead_letters = dead_letters
+        self._letters: list[DeadLetter] = []
         self._since_flush = 0
         self._flushing = asyncio.Lock()
+        self._tenures: dict[int, int] = {}
 
     async def run(self, stream: Stream) -> None:
         """Read until the worker stops."""
         async for event in stream.events():
             message = event.message
+            # Of a partition whose state is being read nothing is counted; it is positioned when that is done.
+            if message.partition in self.unready:
+                continue
             if not self.positions.take(message.partition, message.offset):
                 if self.positions.holes():
                     self.skipped.set()
@@ -84,31 +125,90 @@ class Agent(Generic[R]):
         except codec.CodecError as error:
             self.poisoned += 1
             log.warning("%s[%d] offset %d set aside: %s", self.topic.name, message.partition, message.offset, error)
+            self._set_aside(message, str(error))
             return
         try:
             self.count(record, message.partition, message.offset)
             self.applied += 1
-        except Exception:  # a well-formed message that the rules choke on must not stop the others
+        except Exception as error:  # a well-formed message that the rules choke on must not stop the others
             self.failed += 1
             log.exception("%s[%d] offset %d could not be counted", self.topic.name, message.partition, message.offset)
+            self._set_aside(message, f"could not be counted: {error!r}")
+
+    def _set_aside(self, message: Message, reason: str) -> None:
+        """Nothing is lost silently: the message goes to the dead letters, and the rank it belongs to is told."""
+        where = self.topic.name, message.partition, message.offset
+        self._letters.append(dead_letter(*where, reader=self.name, reason=reason, key=message.key, payload=message.value))
+        self.spoiled(message)
 
     async def flush(self) -> None:
         """Give out what the cores have to say, and return once the broker has it."""
         async with self._flushing:
-            self._since_flush = 0
-            await self.give_out()
-            await self.outbox.settle()
+            await self._flush()
+
+    async def _flush(self) -> None:
+        self._since_flush = 0
+        letters, self._letters = self._letters, []
+        for letter in letters:
+            await self.outbox.send(self._dead_letters, codec.encode(letter), key=letter_key(letter))
+        await self.give_out()
+        await self.outbox.settle()
+
+    # -- partitions and their state ---------------------------------------------------------------------------
 
     def hold(self, partitions: set[int]) -> None:
-        """A rebalance is over and exactly ``partitions`` of the topic are ours."""
+        """A rebalance is over and exactly ``partitions`` of the topic are ours; those that came are unready until :meth:`begin`."""
+        before = {place[1] for place in self.positions.all()}
         for partition in self.positions.hold(partitions):
             self.drop(partition)
+        self.unready = (self.unready & partitions) | (partitions - before)
+        for partition in partitions - before:
+            self._tenures[partition] = self._tenures.get(partition, 0) + 1
+
+    def begin(self, partition: int, resume: int, owners: Mapping[str, tuple[int, bytes]]) -> None:
+        """Take what ``owners`` (position and dump of each) knew, and read on from ``resume``. Raises what a dump that is broken raises."""
+        self.drop(partition)
+        self.load(partition, resume, owners)
+        self.positions.begin(partition, resume)
+        self.unready.discard(partition)
+
+    def held(self) -> list[int]:
+        """Partitions that are being counted here."""
+        return [place[1] for place in self.positions.all() if place[1] not in self.unready]
+
+    def holds(self, cut: Cut) -> bool:
+        """Whether the partition of ``cut`` has been here ever since."""
+        return self._tenures.get(cut.partition) == cut.tenure and cut.partition in self.held()
+
+    async def cut(self, partition: int, owners: Collection[str]) -> Cut | None:
+        """Dumps of ``owners`` (the first of them, if all would take long), once all that they say was acknowledged.
+
+        ``None`` if the partition is no longer here.
+        """
+        async with self._flushing:
+            if partition not in self.held():
+                return None
+            position = self.positions.next(partition)
+            marks = self.marks(partition)
+            dumps: list[Dump] = []
+            until = time.monotonic() + DUMP_SECONDS
+            for owner in owners:
+                if owner in marks:
+                    dumps.append(Dump(owner, max(position, marks[owner][1] + 1), self.dump(partition, owner)))
+                if time.monotonic() > until:
+                    break
+            made = Cut(partition, self._tenures[partition], position, marks, dumps)
+            await self._flush()
+        return made
 
     # -- for subclasses ---------------------------------------------------------------------------------------
 
     def count(self, record: R, partition: int, offset: int) -> None:
         """Count one record."""
         raise NotImplementedError
+
+    def spoiled(self, message: Message) -> None:
+        """A message could not be used; whom it concerns must show it."""
 
     async def after_message(self) -> None:
         """Called after each message, taken or set aside."""
@@ -119,4 +219,16 @@ class Agent(Generic[R]):
 
     def drop(self, partition: int) -> None:
         """Forget the state of a partition."""
+        raise NotImplementedError
+
+    def marks(self, partition: int) -> Marks:
+        """The owners of state in a partition, and which messages were counted for each; what it was restored from counts as one."""
+        raise NotImplementedError
+
+    def dump(self, partition: int, owner: str) -> bytes:
+        """What ``owner`` knows; what it has to say is put aside for the next :meth:`give_out`."""
+        raise NotImplementedError
+
+    def load(self, partition: int, resume: int, owners: Mapping[str, tuple[int, bytes]]) -> None:
+        """Know what ``owners`` knew, which read up to their positions; reading begins at ``resume``."""
         raise NotImplementedError

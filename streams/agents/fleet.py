@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from schemas import codec
 from schemas.records import DuplicateSteps, ResidencyChanges
 from schemas.topics import RESIDENCY
-from streams.agents.common import Agent
-from streams.duplication import ShardCore
+from streams.agents.common import Agent, Marks
+from streams.duplication import SLICES, ShardCore
 from streams.emit import Channel
+from streams.settings import WorkerSettings
+
+
+@dataclass(slots=True)
+class _Shard:
+    """``known``: up to where each slice was restored; answers below ``answered`` were given out by whoever made the snapshots."""
+
+    core: ShardCore
+    first: int
+    last: int
+    answered: int = 0
+    known: dict[str, int] = field(default_factory=dict)
 
 
 class FleetAgent(Agent[ResidencyChanges]):
@@ -18,19 +31,35 @@ class FleetAgent(Agent[ResidencyChanges]):
 
     name = "fleet"
 
-    def __init__(self, *, shards: Callable[[], int], duplicate_steps: Channel, skipped: asyncio.Event) -> None:
-        super().__init__(RESIDENCY, ResidencyChanges, skipped)
+    def __init__(
+        self,
+        *,
+        settings: WorkerSettings,
+        shards: Callable[[], int],
+        duplicate_steps: Channel,
+        dead_letters: Channel,
+        skipped: asyncio.Event,
+    ) -> None:
+        super().__init__(RESIDENCY, ResidencyChanges, skipped, dead_letters)
+        self._settings = settings
         self._shards = shards
         self._duplicate_steps = duplicate_steps
-        self._cores: dict[int, ShardCore] = {}
+        self._held: dict[int, _Shard] = {}
         self._answers: list[tuple[int, DuplicateSteps]] = []
 
     def count(self, record: ResidencyChanges, partition: int, offset: int) -> None:
         """Take one message of one rank into the shard."""
-        core = self._cores.get(partition)
-        if core is None:
-            core = self._cores[partition] = ShardCore(partition, self._shards())
-        self._answers.append((partition, core.apply(record, offset)))
+        shard = self._held.get(partition)
+        if shard is None:
+            shard = self._held[partition] = _Shard(self._new(partition), offset, offset)
+        shard.last = offset
+        answer = shard.core.apply(record, offset)
+        # Read again for the slices that are behind, this would tell only what they have to say.
+        if offset >= shard.answered:
+            self._answers.append((partition, answer))
+
+    def _new(self, partition: int) -> ShardCore:
+        return ShardCore(partition, self._shards(), window_us=self._settings.window_us, grace_us=self._settings.grace_us)
 
     async def after_message(self) -> None:
         """Answer at once: the sends are bounded, and the timer waits for what is still on its way."""
@@ -45,5 +74,30 @@ class FleetAgent(Agent[ResidencyChanges]):
 
     def drop(self, partition: int) -> None:
         """Forget a shard that moved away."""
-        self._cores.pop(partition, None)
+        self._held.pop(partition, None)
         self._answers = [(shard, answer) for shard, answer in self._answers if shard != partition]
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    def marks(self, partition: int) -> Marks:
+        """One owner per slice of the shard's contents."""
+        shard = self._held.get(partition)
+        if shard is None:
+            return {}
+        names = map(str, range(SLICES))
+        return {name: (shard.first, max(shard.last, shard.known.get(name, 0) - 1)) for name in names}
+
+    def dump(self, partition: int, owner: str) -> bytes:
+        """What one slice knows of who holds what."""
+        return self._held[partition].core.dump_slice(int(owner))
+
+    def load(self, partition: int, resume: int, owners: Mapping[str, tuple[int, bytes]]) -> None:
+        """Slices as they were."""
+        if not owners:
+            return
+        shard = _Shard(self._new(partition), resume, resume - 1)
+        for name, (position, data) in owners.items():
+            shard.core.load_slice(int(name), data)
+            shard.known[name] = position
+            shard.answered = max(shard.answered, position)
+        self._held[partition] = shard
