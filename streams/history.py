@@ -118,12 +118,19 @@ class History:
         return stretch[0], self._lost.popleft()
 
     def queue(self) -> Iterator[tuple[int, int, Block]]:
-        """Group, time of loss and block of what is remembered of the present life, the oldest loss first."""
+        """Group, time of loss and block of what is remembered of the present life, the oldest loss first.
+
+        What was lost, came back and was lost again in one instant is in the queue twice, and counts at its first place.
+        """
         entries = iter(self._lost)
+        instant, told = -1, set[int]()
         for group, lost_at, count in self._stretches:
+            if lost_at != instant:
+                instant, told = lost_at, set()
             for _ in range(count):
                 block = next(entries)
-                if _remembered(block, lost_at):
+                if _remembered(block, lost_at) and id(block) not in told:
+                    told.add(id(block))
                     yield group, lost_at, block
 
     def _tidy(self) -> None:

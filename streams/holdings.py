@@ -116,6 +116,7 @@ class Holdings:
         at = self.at
         linked, before = _first_parent(op)
         before_id = op.parent_block_id
+        chained = op.parent_state != "UNKNOWN" or before_id is not None  # else nobody can say that its blocks follow each other
         previous = None if before_id is None else blocks.get(before_id)
         if previous is not None:
             before_id = previous.id  # one object for all who name it
@@ -169,7 +170,8 @@ class Holdings:
                 block.gpu_open = True
                 if block.content is not None:
                     open_content(held, touched, block.content, size, before)
-            previous, before_id = block, block.id
+            if chained:
+                previous, before_id = block, block.id
             if linked:
                 before = block.content or UNKNOWN_PARENT
         count = len(ids) // ID_BYTES

@@ -16,16 +16,15 @@ def window_start(at_us: int, window_us: int) -> int:
 def cut(start_us: int, end_us: int, window_us: int) -> Iterator[tuple[int, int, int]]:
     """[start, end) cut at window borders: (row start, row length, part of it inside), all in microseconds.
 
-    Whole windows in the middle come one by one, or :data:`LONG_STRETCH_WINDOWS` of them at a time where there are more than that.
+    Whole windows in the middle come one by one, or :data:`LONG_STRETCH_WINDOWS` of them at a time where there are more than that. The
+    first comes by itself, also where the stretch begins with it: it holds what happened at its start.
     Yields nothing for an empty stretch.
     """
     if end_us <= start_us:
         return
     first = window_start(start_us, window_us)
-    if start_us > first:
-        border = min(first + window_us, end_us)
-        yield first, window_us, border - start_us
-        first += window_us
+    yield first, window_us, min(first + window_us, end_us) - start_us
+    first += window_us
     last = window_start(end_us, window_us)
     long = LONG_STRETCH_WINDOWS * window_us
     while last - first > long:

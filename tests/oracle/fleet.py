@@ -137,14 +137,9 @@ def declared_at(rank: Rank, at: int) -> Declared:
 
 
 def bytes_per_token(rank: Rank, at: int) -> int | None:
-    """Bytes per token of a rank at an instant: of several groups, the least; None where one is unknown."""
-    declared = declared_at(rank, at)
-    groups = {group for life in rank.lives for group in life.groups}
-    by_group = dict(declared.kv_bytes_by_group)
-    if by_group:
-        known = [by_group.get(group) for group in groups]
-        return None if not known or None in known else min(each for each in known if each is not None)
-    return declared.kv_bytes_per_token if len(groups) <= 1 else None
+    """Bytes per token of a rank at an instant; what held first holds backwards."""
+    held = [weight for since, weight in rank.weights if since <= at]
+    return held[-1] if held else rank.weights[0][1]
 
 
 @dataclass

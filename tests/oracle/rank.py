@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -118,6 +118,8 @@ class Block:
     stored_at: int = 0  # when its GPU residency began
     used: bool = False  # the stream showed a use of it since then
     continued: bool = False  # a store since then named it as what it continues
+    order: int = 0  # the place of its last loss among all losses
+    ordered_at: int = 0
     before: Hashable | None = None  # the block it continues, as the last store that named one says
 
     def resident(self, tier: str) -> bool:
@@ -159,6 +161,7 @@ class Breached:
     scraped_at_ms: int
     found: int
     bound: int
+    row: int = 0  # an instant of the row it stands in, if that is another
 
 
 @dataclass
@@ -230,23 +233,28 @@ class Rank:
         if not known:
             raise ValueError("unknown declaration")
         self.declarations: list[tuple[int, Declared]] = [(0, self.declared)]  # since when
+        self.byte_groups: set[int] = set()
+        self.weights: list[tuple[int, int | None]] = [(0, self._weight())]  # since when, bytes per token
         self.life = Life(0)
         self.lives = [self.life]
         self.past: dict[tuple[int, int], Lost] = {}  # earlier lives, by (group, content)
         self.facts: list[Fact] = []
         self.said: list[Said] = []
         self.due: set[str] = set()  # reasons for the row of the next batch
-        self.due_lost = self.due_refused = 0
+        self.due_lost = self.due_refused = self.due_scrapes = 0
+        self.due_breaches: list[Breached] = []
         self.breaches: list[Breached] = []
         self.recomputes: list[tuple[str, int, int, str, int, int, int]] = []
-        self.forgot: tuple[int, int] | None = None  # life and time of the first
-        self.departures: list[tuple[int, int | None]] = []  # (engine time, heard again at)
+        self.forgot = False
+        self.away = False  # departed, and nothing came since
+        self.departures: list[tuple[int, int | None]] = []  # (engine time, that of the next batch)
         self.order = 0
         self.now = 0
         self.times: list[int] = []
         self.batches: list[tuple[int, int]] = []  # (life, time)
         self.stretches: list[tuple[int, int]] = []  # observed
         self.stretch_lives: list[int] = []
+        self.standing: list[tuple[int, int, int, frozenset[str]]] = []  # (life, from, to, what holds of the rank in the rows there)
         self.resident: list[tuple[int, int, dict[int, tuple[int, int, int]]]] = []  # (life, time, group -> blocks, tokens, copies)
         self.open_count: dict[tuple[str, int], int] = defaultdict(int)
         self.open_since: dict[tuple[str, int], int] = {}
@@ -280,15 +288,17 @@ class Rank:
                 continue
             seq, payload = step
             if last is not None and seq <= last and seen.get(seq) == payload:
-                self._heard()
                 continue  # seen before
             try:
                 time, events = decode_batch(payload)
             except (ValueError, KeyError, TypeError, OverflowError, msgspec.DecodeError):
                 time, events = None, []
             if last is not None and seq <= last:
-                if time is None or (seq not in seen and newest is not None and time <= newest):
-                    continue  # nothing that counts: unreadable and of no new number, or late
+                if time is None:
+                    self._heard()
+                    continue  # unreadable, and of no new number: nothing that counts
+                if seq not in seen and newest is not None and time <= newest:
+                    continue  # late
                 # The same number with something else, or a lower one later: the engine has begun anew.
                 reset_due, last, newest, seen = True, None, None, {}
                 self.previous = None
@@ -311,11 +321,23 @@ class Rank:
             self._batch(seq, time, events)
 
     def _heard(self) -> None:
-        if self.departures and self.departures[-1][1] is None:
-            self.departures[-1] = (self.departures[-1][0], -1)  # at the next batch
+        if self.away and self.now:
+            self._stand(self.now)
+        self.away = False
 
     def _say(self, what: str) -> None:
         self.said.append(Said(self.life.number, self.now, what))
+        self._stand(self.now)
+
+    def _stand(self, since: int) -> None:
+        """The rows from ``since`` to now are told what holds of the rank as a whole."""
+        holds = {
+            "unlabelled": self.unlabelled,
+            "warmup": self.life.warmup,
+            "kv_connector": self.declared.kv_connector is not None or self.life.connector_seen,
+            "history_forgotten": self.forgot,
+        }
+        self.standing.append((self.life.number, since, self.now, frozenset(what for what, here in holds.items() if here)))
 
     def _break(self, reason: str, *, lost: int = 0, refused: int = 0) -> None:
         """What follows does not continue what was read: it stands in the row of the newest batch and of the next."""
@@ -334,11 +356,14 @@ class Rank:
             self.facts.append(Fact(self.life.number, self.now, -1, name, amount))
 
     def _told(self, step: Declared | Scraped | Departed, last: int | None) -> None:
-        if isinstance(step, Departed):
-            self._heard()
-            self.departures.append((self.now, None))
-            return
         self._heard()
+        if isinstance(step, Departed):
+            self.away = True
+            if self.now:
+                self._stand(self.now)
+            if not self.departures or self.departures[-1][1] is not None:
+                self.departures.append((self.now, None))
+            return
         if isinstance(step, Scraped):
             self._scrape(step)
             return
@@ -348,24 +373,34 @@ class Rank:
                 self._say("redeclared")
         self.declared = step
         self.declarations.append((self.now, step))
+        self.weights.append((self.now, self._weight()))
 
     def _batch(self, seq: int, time: int, events: list[Run | Removal | Clear]) -> None:
         at = max(time, self.now)
+        since = at
         if self.previous is not None and self.previous + 1 == seq and at > self.now:
-            self.stretches.append((self.now, at))
+            since = self.now
+            self.stretches.append((since, at))
             self.stretch_lives.append(self.life.number)
         self.previous = seq
+        heard_before, groups_before = self.now > 0, set(self.life.blocks)
         self.now = at
+        self._stand(since)
         if at != time:
             self._say("clock_stepped_back")
-        if self.departures and self.departures[-1][1] == -1:
+        if self.departures and self.departures[-1][1] is None:
             self.departures[-1] = (self.departures[-1][0], at)
         for reason in sorted(self.due):
             self._say(reason)
         self.due.clear()
         self._rank_fact("lost_batches", self.due_lost)
         self._rank_fact("refused_batches", self.due_refused)
-        self.due_lost = self.due_refused = 0
+        self._rank_fact("scrapes", self.due_scrapes)
+        self.due_lost = self.due_refused = self.due_scrapes = 0
+        for breach in self.due_breaches:
+            self.breaches.append(replace(breach, row=at))
+            self._say(breach.kind)
+        self.due_breaches.clear()
         self.times.append(at)
         self.batches.append((self.life.number, at))
         resolve_batch([e for e in events if isinstance(e, Run)], self.life.known, self.contents, self.declared.model)
@@ -376,7 +411,11 @@ class Rank:
                 self._remove(event)
             else:
                 self._clear(event)
+        if groups_before != set(self.life.blocks):
+            self.byte_groups = set(self.life.blocks)
+            self.weights.append((at if heard_before else 0, self._weight()))
         self._forget()
+        self._stand(self.now)
         if self.states:
             self.resident.append((self.life.number, at, self._resident_now()))
 
@@ -392,6 +431,8 @@ class Rank:
 
     def _scrape(self, scrape: Scraped) -> None:
         life = self.life
+        if any(each.at_ms == scrape.at_ms for each in life.scrapes):
+            return  # the same again
         told = [each.external_hits for each in life.scrapes if each.external_hits is not None]
         if scrape.external_hits is not None and told and scrape.external_hits > told[-1]:
             life.connector_seen = True
@@ -399,23 +440,31 @@ class Rank:
         blocks = [block for _, _, block in life.all_blocks()]
         copies = sum(block.copies.get(GPU, 0) for block in blocks)
         distinct = sum(block.resident(GPU) for block in blocks)
-        self._rank_fact("scrapes", 1)
+        if self.now:
+            self._stand(self.now)
+            self._rank_fact("scrapes", 1)
+        else:
+            self.due_scrapes += 1
         too_high = False
         if scrape.pool is not None:
             cached = distinct if self.unlabelled else copies
             if cached > scrape.pool:
                 self._breach("cached_over_pool", scrape, cached, scrape.pool)
-            if scrape.usage is not None:
+            if scrape.usage is not None and scrape.running is not None:
                 in_use = round(scrape.usage * scrape.pool)
-                bound = copies + (scrape.running or 0) * len(life.groups) + max(8, scrape.pool // 100)
+                bound = copies + scrape.running * len(life.groups) + max(8, scrape.pool // 100)
                 too_high = in_use > bound
                 if too_high and life.in_use_too_high:
                     self._breach("in_use_over_cached", scrape, in_use, bound)
         life.in_use_too_high = too_high
 
     def _breach(self, kind: Literal["cached_over_pool", "in_use_over_cached"], scrape: Scraped, found: int, bound: int) -> None:
-        self.breaches.append(Breached(self.life.number, self.now, kind, scrape.at_ms, found, bound))
-        self._say(kind)
+        breach = Breached(self.life.number, self.now, kind, scrape.at_ms, found, bound)
+        if self.now:
+            self.breaches.append(breach)
+            self._say(kind)
+        else:
+            self.due_breaches.append(breach)
         self.previous = None  # what lies between the newest batch and the next does not count as observed
 
     def rate(self) -> tuple[float | None, str | None]:
@@ -423,6 +472,15 @@ class Rank:
             return self.declared.prefill_rate, "declared"
         measured = self.life.measured_rate() if self.life.scrapes else None
         return measured, None if measured is None else "measured"
+
+    def _weight(self) -> int | None:
+        """Bytes per token: of several groups the least, unknown where one is; before any is known, of those declared."""
+        by_group, declared = dict(self.declared.kv_bytes_by_group), self.declared.kv_bytes_per_token
+        if not self.byte_groups:
+            return min(by_group.values(), default=declared)
+        alone = declared if len(self.byte_groups) == 1 else None
+        known = [by_group.get(group, alone) for group in self.byte_groups]
+        return None if None in known else min(each for each in known if each is not None)
 
     # ---- what the footprint sees
 
@@ -540,6 +598,8 @@ class Rank:
             lost = None if any(b.anywhere() for b in twins) else past
         if lost is not None:
             cause = "ambiguous_reload" if lost.marked else lost.cause
+            if lost.marked:
+                self._say(cause)
             self._recompute(group, cause, block.size)
             if cause != "ambiguous_reload":
                 self._fact(group, f"back_{cause}", 1, bucket(self.now - lost.at_us))
@@ -605,25 +665,29 @@ class Rank:
 
     def _note_end(self, block: Block, cause: str) -> None:
         if not block.anywhere():
-            self.order += 1
-            block.lost = Lost(self.now, cause, self.order)
+            if block.ordered_at != self.now:  # what is lost twice in one instant keeps its place among what is lost then
+                self.order += 1
+                block.order, block.ordered_at = self.order, self.now
+            block.lost = Lost(self.now, cause, block.order)
 
     def _reset(self, boundary: int) -> None:
         """The process came back empty: everything ends at the boundary, and from here on only content matches the old life."""
         self.now = boundary
         self._say("restarted")
-        for group, _, block in self.life.all_blocks():
+        everything = self.life.all_blocks()
+        closed = [entry for entry in everything if not entry[2].anywhere()]
+        still_open = [entry for entry in everything if entry[2].anywhere()]
+        for group, _, block in [*closed, *still_open]:
             self._close(group, block, list(block.copies), "restarted")
             if block.lost is not None and block.content is not None:
-                block.lost.marked = block.marked
                 key = (group, block.content)
-                old = self.past.get(key)
-                if old is None or old.order < block.lost.order:
-                    if old is not None and old.marked:
-                        block.lost.marked = True
-                    self.past[key] = block.lost
-                elif block.lost.marked:
-                    old.marked = True
+                block.lost.marked = block.marked or (key in self.past and self.past[key].marked)
+                self.past[key] = block.lost
+        # Of losses of one instant those that were known first come first, and all of them before those of the new life.
+        self.past = dict(sorted(self.past.items(), key=lambda item: item[1].at_us))
+        for lost in self.past.values():
+            self.order += 1
+            lost.order = self.order
         if self.states:
             self.resident.append((self.life.number, self.now, dict.fromkeys(self.life.blocks, (0, 0, 0))))
         self.life = Life(len(self.lives))
@@ -651,8 +715,7 @@ class Rank:
                 else:
                     del self.life.blocks[group][block_hash]
                 self._fact(group, "forgotten_blocks", 1)
-                if self.forgot is None:
-                    self.forgot = (self.life.number, self.now)
+                self.forgot = True
 
     def _resident_now(self) -> dict[int, tuple[int, int, int]]:
         found: dict[int, tuple[int, int, int]] = {}

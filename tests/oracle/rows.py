@@ -113,23 +113,19 @@ def _row_differences(found: Differences, at: str, rank: Rank, life: int, row: Ra
     found.same(
         f"{at} batches", (row.batches, row.first_batch_us, row.last_batch_us), (len(times), min(times, default=0), max(times, default=0))
     )
-    breaches = [each for each in rank.breaches if each.life == life and start <= each.at < end]
+    breaches = [each for each in rank.breaches if each.life == life and start <= (each.row or each.at) < end]
     found.same(
         f"{at} breaches",
         [(each.kind, each.at_us, each.scraped_at_ms, each.found, each.bound) for each in row.breaches],
         [(each.kind, each.at, each.scraped_at_ms, each.found, each.bound) for each in breaches[:10]],
     )
     found.same(f"{at} breaches found", row.breaches_found, len(breaches))
+    found.same(f"{at} departed", row.departed, rank.away and life == rank.life.number and start <= rank.now < end)
     found.same(f"{at} warmup", row.warmup, rank.lives[life].warmup)
     reasons = {said.what for said in rank.said if said.life == life and start <= said.at < end}
-    for applies, reason in (
-        (row.reuse_reporting == "unlabelled", "unlabelled"),
-        (rank.lives[life].warmup, "warmup"),
-        (row.kv_connector is not None, "kv_connector"),
-        (rank.forgot is not None and rank.forgot <= (life, end - 1), "history_forgotten"),
-    ):
-        if applies:
-            reasons.add(reason)
+    for of_life, since, until, standing in rank.standing:
+        if of_life == life and since < end and until >= start:
+            reasons |= standing
     found.same(f"{at} reasons", sorted(row.reasons), sorted(reasons))
     lacking = {"not_observed"} if not row.observed_us else {"coverage"} if row.observed_us < row.window_us else set()
     found.same(f"{at} register", row.register, register(reasons | lacking, measured=row.kv_connector is None))
