@@ -92,8 +92,8 @@ class Row(msgspec.Struct):
     rate: float | None = None
     rate_source: str | None = None
     pool_blocks: int | None = None
-    standing: frozenset[str] = frozenset()
-    reasons: set[str] = set()
+    standing: tuple[str, ...] = ()
+    reasons: list[str] = []
     groups: dict[int, Tally] = {}
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schemas.errors import KvcensusError
 from schemas.records import (
     ID_BYTES,
     NO_SEQ,
@@ -29,6 +30,7 @@ from streams.fleet_news import FleetNews, group_bytes, told
 from streams.history import HISTORY_BLOCKS, HISTORY_US, History, Past
 from streams.holdings import SEMANTICS_VERSION, Holdings, is_remote
 from streams.rank_rows import BREACHES_SHOWN, Row, Tally, tally_of
+from streams.rank_state import RankState, decode, dump_holdings, encode, restore_holdings
 from streams.windows import cut, window_start
 
 __all__ = ["GPU", "LONGEST_OBSERVED_US", "PAST_LIVES", "SEMANTICS_VERSION", "Drained", "RankCore"]
@@ -74,6 +76,7 @@ class RankCore:
         self.watermark_us = 0
         self.offset = -1
         self._window_us = window_us
+        self._shards = shards
         self._declaration = Declaration(reuse_reporting="unlabelled", removals="per_copy")
         self._life_id = ""
         self._past_lives: dict[str, None] = {}
@@ -92,13 +95,13 @@ class RankCore:
         self._fleet = FleetNews(instance_id, dp_rank, shards)
         self._history = History(history_us, history_blocks)
         self._holdings = Holdings(instance_id, dp_rank, self._fleet, self._history)
-        self._byte_groups: frozenset[int] = frozenset()
+        self._byte_groups: set[int] = set()
         self._engine = EngineView()
         self._windows: dict[tuple[str, int], Row] = {}
         self._dirty: dict[tuple[str, int], None] = {}
         self._provisional: dict[tuple[str, int], None] = {}
         self._current: Row | None = None
-        self._standing: frozenset[str] = frozenset()
+        self._standing: tuple[str, ...] = ()
         self._apply_declaration()
 
     # -- input -----------------------------------------------------------------------------------------------
@@ -116,8 +119,11 @@ class RankCore:
         if message.life_id in self._past_lives:
             self._count_duplicate()
             return
-        if message.declaration is not None:  # first of all: what it seals must hold nothing of this message
+        # First of all, since what is sealed for the fleet must hold nothing of this message.
+        if message.declaration is not None:
             self._fleet.tell(told(message.declaration, self._byte_groups, self.watermark_us), offset, self.watermark_us)
+        elif message.batch is not None:
+            self._announce(message, message.batch.ops)
         if self._departed:
             self._depart(False)
         if message.holder_reset is not None:
@@ -180,7 +186,7 @@ class RankCore:
     def _name(self, row: Row, reason: str) -> None:
         """``reason`` stands in ``row`` from here on; the fleet hears of it when it is new there."""
         if reason not in row.reasons:
-            row.reasons.add(reason)
+            row.reasons.append(reason)
             self._fleet.note(row.start, reason)
 
     def _depart(self, departed: bool) -> None:
@@ -227,7 +233,6 @@ class RankCore:
         if self._is_duplicate(seq):
             return
         since = self.watermark_us
-        self._tell_fleet(batch.ops, message.at_us)
         self._advance(seq, message.skipped)
         counting = message.at_us > self._muted_until_us
         # Events apply in the engine's order; where its clock stepped back, they take the newest time it has shown.
@@ -280,15 +285,18 @@ class RankCore:
         self._fill(row)
         self._fleet.flush(self.offset, at)
 
-    def _tell_fleet(self, ops: list[Op], at_us: int) -> None:
-        """Before a batch is counted: that the rank is back, and what its blocks weigh now that it shows another group."""
+    def _announce(self, message: RankMessage, ops: list[Op]) -> None:
+        """Before a batch is counted: that the rank is back, and what its blocks weigh now that it shows another cache group."""
+        new_life = message.life_id != self._life_id
+        if not new_life and self._next_seq is not None and message.seq < self._next_seq:
+            return
         since = self.watermark_us
         self._fleet.depart(self.offset, since, False)
-        known = self._holdings.groups
+        known = {} if new_life else self._holdings.groups
         shown = {op.group_idx or 0 for op in ops if op.kind == "STORE" and (op.group_idx or 0) not in known and self._holdings.opens(op)}
         if shown:
-            self._byte_groups = frozenset(known) | shown
-            now = told(self._declaration, self._byte_groups, max(at_us, since) if since else 0)
+            self._byte_groups = shown.union(known)
+            now = told(self._declaration, self._byte_groups, max(message.at_us, since) if since else 0)
             self._fleet.tell(now, self.offset, since)
 
     def _take_pending(self, row: Row) -> None:
@@ -381,11 +389,11 @@ class RankCore:
             "kv_connector": self._connector() is not None,
             "history_forgotten": self._forgot,
         }
-        self._standing = frozenset(reason for reason, here in holds.items() if here)
+        self._standing = tuple(reason for reason, here in holds.items() if here)
 
     def _stand(self, row: Row) -> None:
         row.standing = self._standing
-        for reason in sorted(self._standing):
+        for reason in self._standing:
             self._name(row, reason)
 
     # -- lives ---------------------------------------------------------------------------------------------------
@@ -538,6 +546,86 @@ class RankCore:
         self._dirty = {}
         recomputes, self._holdings.recomputes = self._holdings.recomputes, []
         return Drained(windows, recomputes, self._fleet.drain(self.offset, self.watermark_us))
+
+    def dump(self) -> bytes:
+        """All that is known, to be called right after a drain: :meth:`restored` goes on from it."""
+        if self.dirty or self._holdings.recomputes:
+            raise ValueError("only a core that was drained can be dumped")
+        return encode(
+            RankState(
+                instance_id=self.instance_id,
+                dp_rank=self.dp_rank,
+                window_us=self._window_us,
+                shards=self._shards,
+                watermark_us=self.watermark_us,
+                offset=self.offset,
+                declaration=self._declaration,
+                life_id=self._life_id,
+                past_lives=list(self._past_lives),
+                next_seq=self._next_seq,
+                contiguous=self._contiguous,
+                warmup=self._warmup,
+                departed=self._departed,
+                forgot=self._forgot,
+                muted_until_us=self._muted_until_us,
+                muted_at_us=self._muted_at_us,
+                pending_reasons=sorted(self._pending_reasons),
+                pending_lost=self._pending_lost,
+                pending_refused=self._pending_refused,
+                pending_scrapes=self._pending_scrapes,
+                pending_breaches=self._pending_breaches,
+                byte_groups=sorted(self._byte_groups),
+                engine=self._engine,
+                rows=list(self._windows.values()),
+                told=self._fleet.told,
+                told_departed=self._fleet.departed,
+                holdings=dump_holdings(self._holdings, self.watermark_us),
+            )
+        )
+
+    @classmethod
+    def restored(
+        cls,
+        data: bytes,
+        *,
+        window_us: int = 10_000_000,
+        shards: int = 1,
+        history_us: int = HISTORY_US,
+        history_blocks: int = HISTORY_BLOCKS,
+    ) -> RankCore:
+        """The core that :meth:`dump` wrote, under the same options; it ignores every message up to the offset it had reached.
+
+        Raises :class:`KvcensusError` if ``data`` is no such state, of other counting rules, or of another window or number of shards.
+        """
+        state = decode(data)
+        if (state.window_us, state.shards) != (window_us, shards):
+            raise KvcensusError(f"the state of a rank is of {state.shards} shards and windows of {state.window_us} us")
+        core = cls(
+            state.instance_id,
+            state.dp_rank,
+            window_us=window_us,
+            shards=shards,
+            history_us=history_us,
+            history_blocks=history_blocks,
+        )
+        core.watermark_us, core.offset = state.watermark_us, state.offset
+        core._declaration = state.declaration
+        core._life_id = core._holdings.life_id = state.life_id
+        core._past_lives = dict.fromkeys(state.past_lives)
+        core._next_seq, core._contiguous, core._warmup = state.next_seq, state.contiguous, state.warmup
+        core._departed, core._forgot = state.departed, state.forgot
+        core._muted_until_us, core._muted_at_us = state.muted_until_us, state.muted_at_us
+        core._pending_reasons, core._pending_lost = set(state.pending_reasons), state.pending_lost
+        core._pending_refused, core._pending_scrapes = state.pending_refused, state.pending_scrapes
+        core._pending_breaches = state.pending_breaches
+        core._byte_groups = set(state.byte_groups)
+        core._engine = state.engine
+        core._windows = {(row.life_id, row.start): row for row in state.rows}
+        core._provisional = dict.fromkeys(core._windows)  # what was final went out with the drain before
+        core._fleet.told, core._fleet.departed = state.told, state.told_departed
+        restore_holdings(state.holdings, core._holdings, core._history, core._fleet, state.watermark_us)
+        core._apply_declaration()
+        return core
 
     def _given(self, key: tuple[str, int], row: Row) -> RankWindow:
         final = row.end <= self.watermark_us
