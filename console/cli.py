@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("console.commands.simulate:simulate", "Serve a capture, a trace or a synthetic fleet as vLLM would."),
     "report": ("console.commands.report:report", "The figures of capture files, without broker or database."),
     "show": ("console.commands.show:show", "Repeat compute, duplicates, ranks and coverage from ClickHouse."),
+    "reclassify": ("console.commands.reclassify:reclassify", "Count stored facts again by the present rules."),
     "sql": ("console.commands.sql:sql", "Run one query on the figures' tables and views."),
     "migrate": ("console.commands.migrate:migrate", "Create or update the ClickHouse schema."),
     "topics": ("console.commands.topics:topics", "Create or check the Kafka topics."),
