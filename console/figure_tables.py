@@ -5,35 +5,45 @@ Units are in the headers; coverage and register stand beside every figure.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 
-from schemas.records import rank_key
+from console.detail_tables import print_pairs, print_prefixes
+from console.table_parts import (
+    CANNOT_TELL,
+    NOTHING,
+    REGISTERS,
+    Document,
+    console_for_output,
+    count,
+    heading,
+    name_of,
+    number,
+    percent,
+    print_footing,
+    read_as,
+    seconds,
+    size,
+    table,
+)
 from sql.figures import CAUSES, UNDECLARED, reason_text
 
-Part = Literal["repeat-compute", "duplicates", "ranks", "coverage", "all"]
-Document = dict[str, Any]
+__all__ = ["Part", "console_for_output", "render"]
 
-CANNOT_TELL = "cannot tell"
-_PLAIN_WIDTH = 160
-"""Columns where the output is no terminal, so that a pipe or a log gets whole lines."""
+Part = Literal["repeat-compute", "duplicates", "prefixes", "ranks", "coverage", "all"]
 
-_REGISTERS = {"exact": "exact", "lower_bound": "lower bound", "indeterminate": "indeterminate"}
+WIDE = 110
+"""Columns from which on the optional ones are shown."""
+
 _CAUSE_NAMES = {"ambiguous_reload": "ambiguous reload"}
-
-
-def console_for_output() -> Console:
-    """A console on standard output, wide enough where it is no terminal."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+_UNITS = ("tokens", "blocks", "bytes")
 
 
 def render(document: Document, part: Part, console: Console) -> None:
     """Print ``part`` of ``document``."""
-    console.print(_heading(document))
+    console.print(heading(document))
     for warning in document["warnings"]:
         console.print(f"Warning: {warning}.")
     console.print()
@@ -48,6 +58,9 @@ def render(document: Document, part: Part, console: Console) -> None:
         if by is not None:
             reasons |= _print_duplicates_by(document["duplicate_footprint"], by, console)
         reasons |= _print_duplicates(fleet["duplicate_footprint"], console)
+        print_pairs(document["workload_pairs"], console)
+    if part in ("prefixes", "all") and (part == "prefixes" or document["shared_prefixes"]["trunks"]):
+        reasons |= print_prefixes(document["shared_prefixes"], console)
     if part in ("ranks", "all"):
         reasons |= _print_ranks(document["ranks"], console)
     if part in ("coverage", "all"):
@@ -56,104 +69,142 @@ def render(document: Document, part: Part, console: Console) -> None:
         console.print(f"{reason}: {reason_text(reason)}")
 
 
-def _heading(document: Document) -> str:
-    span = document["span"]
-    if span["since"] is None:
-        return "No engine time observed."
-    notes = ["engine time"]
-    if span["widened_to_windows"]:
-        notes.append("widened to whole windows")
-    if document["provisional"]:
-        notes.append("provisional: some windows are still open")
-    return f"{span['since']} to {span['until']} ({'; '.join(notes)})"
-
-
-def _table(texts: Sequence[str], numbers: Sequence[str], *, register: bool = False) -> Table:
-    """A table whose first columns hold text and whose next ones hold numbers; ``register`` adds coverage and register."""
-    table = Table()
-    for header in texts:
-        table.add_column(header, overflow="fold")
-    for header in numbers:
-        table.add_column(header, justify="right", overflow="fold")
-    if register:
-        table.add_column("coverage", justify="right", no_wrap=True)
-        table.add_column("register", no_wrap=True)
-    return table
-
-
-def _read_as(core: Document) -> tuple[str, str]:
-    return _percent(core["coverage"]), _REGISTERS[core["register"]]
-
-
 def _print_repeat_compute(core: Document, console: Console) -> set[str]:
     console.print("Repeat compute, by cause (never added together)")
-    table = _table(["cause"], ["tokens", "blocks"])
+    quantiles = ("p50", "p90", "p99") if console.width >= WIDE else ("p50", "p90")
+    shown = table(["cause"], ["tokens", "blocks", "GPU time", *(f"away, {quantile}" for quantile in quantiles)])
     for cause in CAUSES:
-        table.add_row(_CAUSE_NAMES.get(cause, cause), *_pair(core[cause]))
-    console.print(table)
+        counted = core[cause]
+        if counted is None:
+            shown.add_row(_CAUSE_NAMES.get(cause, cause), CANNOT_TELL, *[NOTHING] * (2 + len(quantiles)))
+            continue
+        away = counted.get("elapsed", {})
+        shown.add_row(
+            _CAUSE_NAMES.get(cause, cause),
+            count(counted["tokens"]),
+            count(counted["blocks"]),
+            _gpu_time(counted),
+            *(seconds(away.get(quantile)) for quantile in quantiles),
+        )
+    console.print(shown)
+    for note in _gpu_notes([core[cause] for cause in CAUSES if core[cause] is not None]):
+        console.print(note)
     telling, measurable = core["concurrent_ranks"], core["measurable_ranks"]
     if core["concurrent"] is not None and telling["telling"] < telling["of"]:
         console.print(f"concurrent: of {telling['telling']} of {telling['of']} ranks; the others cannot tell")
     if measurable["measurable"] < measurable["of"]:
         console.print(f"measurable on {measurable['measurable']} of {measurable['of']} ranks")
-    return _print_footing(core, console)
+    return print_footing(core, console)
+
+
+def _gpu_time(counted: Document) -> str:
+    if counted["gpu_seconds"] is None:
+        return "no rate"
+    partly = "" if counted["rated_tokens"] >= counted["tokens"] else f" (of {100 * counted['rated_tokens'] // counted['tokens']}%)"
+    return seconds(counted["gpu_seconds"]) + partly
+
+
+def _gpu_notes(causes: Iterable[Document]) -> list[str]:
+    """How GPU time was estimated, and what is missing for it."""
+    notes = []
+    listed = list(causes)
+    methods = {counted["method"] for counted in listed if counted["method"] is not None}
+    if methods:
+        which = "declared and measured" if len(methods) > 1 or "mixed" in methods else methods.pop()
+        notes.append(f"GPU time is an estimate, by {which} prefill rates; (of N%): of so many of the tokens, the rest has no rate")
+    if any(counted["gpu_seconds"] is None for counted in listed):
+        notes.append("no rate: declare --prefill-rate at the forwarder, or let it read the engine's metrics")
+    return notes
 
 
 def _print_repeat_compute_by(cores: Sequence[Document], by: str, console: Console) -> set[str]:
-    console.print(f"Repeat compute by {by}, by cause (never added together): tokens (blocks)")
-    table = _table([by], [_CAUSE_NAMES.get(cause, cause) for cause in CAUSES], register=True)
+    wide = console.width >= WIDE
+    console.print(f"Repeat compute by {by}, by cause (never added together): tokens{' (GPU time)' if wide else ''}")
+    shown = table([by], _cause_headers(console), register=True)
     for core in cores:
-        table.add_row(core["label"], *(_both(core[cause]) for cause in CAUSES), *_read_as(core))
-    console.print(table)
+        shown.add_row(core["label"], *(_tokens(core[cause], wide) for cause in CAUSES), *read_as(core))
+    console.print(shown)
     console.print()
     return set()
+
+
+def _cause_headers(console: Console) -> list[str]:
+    return [_CAUSE_NAMES.get(cause, cause) if console.width >= WIDE else cause.removesuffix("_reload") for cause in CAUSES]
+
+
+def _tokens(counted: Document | None, wide: bool) -> str:
+    """Tokens, and GPU time where it is known and there is room."""
+    if counted is None:
+        return CANNOT_TELL
+    spent = counted["gpu_seconds"] if wide else None
+    return count(counted["tokens"]) + (f" ({seconds(spent)})" if spent else "")
 
 
 def _print_duplicates(core: Document, console: Console) -> set[str]:
     console.print("Duplicate KV footprint, GPU: extra copies")
-    headers = [f"{unit} {figure}" for unit in ("tokens", "blocks") for figure in ("mean", "max", "end")]
-    table = _table([""], headers)
-    table.add_column("register", no_wrap=True)
-    table.add_row("inside + between", *_levels(core), _REGISTERS[core["register"]])
-    for name in ("inside_instances", "between_instances"):
-        table.add_row(name.replace("_", " "), *_levels(core[name]), _REGISTERS[core[name]["register"]])
-    console.print(table)
+    shown = table(["", ""], ["mean", "max", "end"])
+    shown.add_column("register", no_wrap=True)
+    places = {"inside + between": core, "inside instances": core["inside_instances"], "between instances": core["between_instances"]}
+    for name, figures in places.items():
+        for unit in _UNITS:
+            first = unit == "tokens"
+            shown.add_row(name if first else "", unit, *_levels(figures, unit), REGISTERS[figures["register"]] if first else "")
+    console.print(shown)
     if core["other_tiers"]:
         console.print("Duplicate KV footprint, other tiers: extra copies")
-        others = _table(["tier"], headers)
+        others = table(["tier", ""], ["mean", "max", "end"])
         for tier, figures in core["other_tiers"].items():
-            others.add_row(tier, *_levels(figures))
+            for unit in _UNITS:
+                others.add_row(tier if unit == "tokens" else "", unit, *_levels(figures, unit))
         console.print(others)
+    if core["late_changes"]:
+        console.print(f"{core['late_changes']:,} changes came so late that they count at a later time than their own")
     for warning in core["warnings"]:
         console.print(f"Warning: {warning}.")
-    return _print_footing(core, console)
+    return print_footing(core, console)
 
 
 def _print_duplicates_by(cores: Sequence[Document], by: str, console: Console) -> set[str]:
     console.print(f"Duplicate KV footprint by {by}, GPU: extra copies each bears, tokens")
-    table = _table([by], ["mean", "max", "end", "inside mean", "between mean"], register=True)
+    places = ("inside_instances", "between_instances") if console.width >= WIDE else ()
+    shown = table([by], ["mean", "max", "end", *(f"{place.split('_')[0]} mean" for place in places), "bytes mean"], register=True)
     for core in cores:
-        parts = (_number(core[name]["extra_tokens"]["mean"]) for name in ("inside_instances", "between_instances"))
-        table.add_row(core["label"], *_levels(core)[:3], *parts, *_read_as(core))
-    console.print(table)
+        parts = (number(core[place]["extra_tokens"]["mean"]) for place in places)
+        shown.add_row(core["label"], *_levels(core, "tokens"), *parts, size(core["extra_bytes"]["mean"]), *read_as(core))
+    console.print(shown)
     console.print()
     return set()
 
 
+def _levels(figures: Document, unit: str) -> list[str]:
+    levels = figures[f"extra_{unit}"]
+    if unit == "bytes":  # no maximum is kept of either part
+        return [size(levels[name]) if name in levels else NOTHING for name in ("mean", "max", "end")]
+    return [number(levels[name]) for name in ("mean", "max", "end")]
+
+
 def _print_ranks(ranks: Sequence[Document], console: Console) -> set[str]:
-    console.print("Ranks: tokens")
-    held = _table(["rank", "workload", "model"], ["stored", "evicted", "resident"], register=True)
+    console.print("Ranks: what each holds")
+    held = table(["rank", "workload", "model"], ["resident tokens", "resident bytes"], register=True)
     for rank in ranks:
         declared = (rank["workload"] or UNDECLARED, rank["model"] or UNDECLARED)
-        held.add_row(
-            _name(rank), *declared, *(_count(rank[f"{name}_tokens"]) for name in ("stored", "evicted", "resident")), *_read_as(rank)
-        )
+        held.add_row(name_of(rank), *declared, count(rank["resident_tokens"]), size(rank["resident_bytes"]), *read_as(rank))
     console.print(held)
-    console.print("Ranks: tokens computed again, by cause")
-    again = _table(["rank"], [_CAUSE_NAMES.get(cause, cause) for cause in CAUSES], register=True)
+    console.print("Ranks: tokens stored and lost (unreused: part of evicted), and how long evicted blocks had lasted (p50, p90)")
+    flow = table(["rank"], ["stored", "evicted", "unreused", "cleared", "p50", "p90"], register=True)
+    for rank in ranks:
+        counts = (count(rank[f"{name}_tokens"]) for name in ("stored", "evicted", "unreused", "cleared"))
+        lasted = (seconds(rank["lifetime"][quantile]) for quantile in ("p50", "p90"))
+        flow.add_row(name_of(rank), *counts, *lasted, *read_as(rank))
+    console.print(flow)
+    if any(rank["unreused_tokens"] for rank in ranks):
+        console.print("unreused: at most so many, because a plain cache hit leaves no trace in the events")
+    wide = console.width >= WIDE
+    console.print(f"Ranks: tokens computed again, by cause{' (GPU time)' if wide else ''}")
+    again = table(["rank"], _cause_headers(console), register=True)
     for rank in ranks:
         causes: Document = rank["repeat_compute"] or dict.fromkeys(CAUSES)
-        again.add_row(_name(rank), *(_count(causes[cause] and causes[cause]["tokens"]) for cause in CAUSES), *_read_as(rank))
+        again.add_row(name_of(rank), *(_tokens(causes[cause], wide) for cause in CAUSES), *read_as(rank))
     console.print(again)
     console.print()
     return set()
@@ -161,57 +212,16 @@ def _print_ranks(ranks: Sequence[Document], console: Console) -> set[str]:
 
 def _print_coverage(ranks: Sequence[Document], console: Console) -> set[str]:
     console.print("Coverage: the share of the span that was demonstrably observed")
-    table = _table(["rank"], ["coverage", "identity coverage", "batches", "lost", "refused", "engine lives"])
-    table.add_column("reasons", overflow="fold")
+    shown = table(["rank"], ["coverage", "identity coverage", "batches", "lost", "refused", "engine lives"])
+    shown.add_column("reasons", overflow="fold")
     for rank in ranks:
-        table.add_row(
-            _name(rank),
-            _percent(rank["coverage"]),
-            _percent(rank["identity_coverage"]),
-            *(_count(rank[name]) for name in ("batches", "lost_batches", "refused_batches", "lives")),
-            ", ".join(rank["reasons"]) or "-",
+        shown.add_row(
+            name_of(rank),
+            percent(rank["coverage"]),
+            percent(rank["identity_coverage"]),
+            *(count(rank[name]) for name in ("batches", "lost_batches", "refused_batches", "lives")),
+            ", ".join(rank["reasons"]) or NOTHING,
         )
-    console.print(table)
+    console.print(shown)
     console.print()
     return {reason for rank in ranks for reason in rank["reasons"]}
-
-
-def _print_footing(core: Document, console: Console) -> set[str]:
-    reasons = f" ({', '.join(core['reasons'])})" if core["reasons"] else ""
-    console.print(f"coverage {_percent(core['coverage'])}, {_REGISTERS[core['register']]}{reasons}")
-    console.print()
-    return set(core["reasons"])
-
-
-def _name(rank: Document) -> str:
-    return rank_key(rank["instance_id"], rank["dp_rank"])
-
-
-def _levels(figures: Document) -> list[str]:
-    return [_number(figures[unit][name]) for unit in ("extra_tokens", "extra_blocks") for name in ("mean", "max", "end")]
-
-
-def _pair(counted: Document | None) -> tuple[str, str]:
-    return (CANNOT_TELL, "-") if counted is None else (_count(counted["tokens"]), _count(counted["blocks"]))
-
-
-def _both(counted: Document | None) -> str:
-    return CANNOT_TELL if counted is None else f"{_count(counted['tokens'])} ({_count(counted['blocks'])})"
-
-
-def _count(value: int | None) -> str:
-    return CANNOT_TELL if value is None else f"{value:,}"
-
-
-def _number(value: float) -> str:
-    """A count as it is; a mean to one decimal, or to three digits where that would hide a small one."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.1f}" if value >= 10 or value == 0 else f"{value:.3g}"
-
-
-def _percent(share: float | None) -> str:
-    """A share as a percentage that never rounds up to a full hundred."""
-    if share is None:
-        return "-"
-    return "100%" if share >= 1 else f"{int(share * 10_000) / 100:.2f}%"

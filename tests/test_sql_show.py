@@ -13,28 +13,51 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from console.commands.show import show
 from console.commands.sql import sql
+from console.figure_tables import render
 from schemas.errors import KvcensusError
-from schemas.records import RankWindow
+from schemas.records import RankWindow, Recompute
 from sql import migrate, store
 from sql.database import Database
+from sql.figure_parts import durations, primaries
 from sql.figures import assemble, primary_group
 from sql.rows import TableRows
 from sql.times import iso
-from sql.totals import totals_from_records
+from sql.total_types import with_groups_of_life
+from sql.totals import groups_of_lives, totals_from_records
 from tests.sql_records import (
     START_US,
     WINDOW_US,
     duplicate_window,
     random_duplicate_windows,
     random_rank_windows,
+    random_shared_prefixes,
 )
 
 RNG = random.Random(11)
 RANKS = random_rank_windows(RNG)
 DUPLICATES = random_duplicate_windows(RNG)
+TRUNKS = random_shared_prefixes(RNG)
+CAUSES = ("evicted", "cleared", "restarted", "concurrent", "ambiguous_reload")
+RECOMPUTES = [
+    Recompute(
+        "i0", n % 2, 0, "l", n, 0, 2 if n else 1, 1, CAUSES[n % 5], bytes([n]) * 16, bytes([n + 1]) * 16 if n % 3 else None, 16,
+        START_US + n * WINDOW_US, START_US + n * WINDOW_US + 10, START_US + n * WINDOW_US + 2_000_010, 2_000_000,
+        bytes([n]) * 16, None, 500 * n if n % 2 else None,
+    )
+    for n in range(12)
+]  # fmt: skip
+"""One per window, the first by an older version of the rules."""
+PRIMARY = {
+    (*life, version): primary.group_idx
+    for version in (1, 2)
+    for life, groups in groups_of_lives(row for row in RANKS if row.semantics_version == version).items()
+    if (primary := primary_group(with_groups_of_life([], groups)))
+}
+"""(instance, rank, life, version of the rules) -> primary group."""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +71,10 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Database,
             rows.add(row)
         for window in [*DUPLICATES, *DUPLICATES[::3]]:
             rows.add(window)
+        for trunk in TRUNKS:
+            rows.add(trunk)
+        for recompute in [*RECOMPUTES, *RECOMPUTES[::2]]:
+            rows.add(recompute)
         for batch in rows.batches():
             database.insert(batch.table, batch.column_names, batch.columns)
         yield database, data_dir
@@ -64,11 +91,17 @@ def printed(result: Result) -> Any:
 
 def test_json_is_the_document_of_the_records(filled: tuple[Database, Path]) -> None:
     data_dir = filled[1]
-    assert printed(run(show, "--json", data_dir=data_dir)) == assemble(totals_from_records(RANKS, DUPLICATES))
+    assert printed(run(show, "--json", data_dir=data_dir)) == assemble(totals_from_records(RANKS, DUPLICATES, shared_prefixes=TRUNKS))
     since, until = START_US + 3 * WINDOW_US + 7, START_US + 8 * WINDOW_US - 5
     for by in ("rank", "workload", "model"):
         found = printed(run(show, "all", "--json", "--by", by, "--since", iso(since), "--until", f"{until / 1e6:.6f}", data_dir=data_dir))
-        assert found == assemble(totals_from_records(RANKS, DUPLICATES, since_us=since, until_us=until, by=by))
+        expected = totals_from_records(RANKS, DUPLICATES, since_us=since, until_us=until, by=by, shared_prefixes=TRUNKS)
+        assert found == assemble(expected)
+    old = printed(run(show, "--json", "--semantics-version", "1", data_dir=data_dir))
+    assert old == assemble(totals_from_records(RANKS, DUPLICATES, shared_prefixes=TRUNKS, semantics_version=1))
+    assert old["warnings"][0] == "only rows of semantics_version 1 are summed; rows of 2 in this span are left out"
+    none = run(show, "--semantics-version", "7", data_dir=data_dir).output
+    assert none == "Nothing was counted by semantics_version 7 in this span; there are rows of 2, 1.\n"
 
 
 def test_tables_show_coverage_and_register_with_every_figure(filled: tuple[Database, Path]) -> None:
@@ -96,6 +129,70 @@ def test_tables_show_coverage_and_register_with_every_figure(filled: tuple[Datab
     assert "chat" in by_workload
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_tables_lose_nothing_in_a_narrow_terminal(width: int) -> None:
+    document = assemble(totals_from_records(RANKS, DUPLICATES, shared_prefixes=TRUNKS))
+    by = assemble(totals_from_records(RANKS, DUPLICATES, shared_prefixes=TRUNKS, by="workload"))
+    for each in (document, by):
+        console = Console(width=width, force_terminal=False, highlight=False, markup=False)
+        with console.capture() as shown:
+            render(each, "all", console)
+        lines = shown.get().splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= width
+        text = " ".join(shown.get().split())
+        for word in ("GPU time", "away, p90", "inside + between", "bytes", "chat + code", "Shared prefixes", "unreused", "resident"):
+            assert word in text
+        assert f"{document['repeat_compute']['evicted']['tokens']:,}" in text
+        assert "…" not in text
+
+
+def test_shared_prefixes_are_shown_as_many_as_asked(filled: tuple[Database, Path]) -> None:
+    data_dir = filled[1]
+    everything = printed(run(show, "prefixes", "--json", "--limit", "100", data_dir=data_dir))["shared_prefixes"]
+    one = printed(run(show, "prefixes", "--json", "--limit", "1", data_dir=data_dir))["shared_prefixes"]
+    assert one["trunks"] == everything["trunks"][:1]
+    assert len(everything["trunks"]) > 1
+    output = run(show, "prefixes", data_dir=data_dir).output
+    assert everything["trunks"][0]["content_id"] in output
+    assert everything["as_of"] in output
+    nothing = run(show, "prefixes", "--until", iso(START_US + WINDOW_US), data_dir=data_dir).output
+    assert "none were told in this span" in nothing
+
+
+def test_the_records_behind_repeat_compute(filled: tuple[Database, Path]) -> None:
+    data_dir = filled[1]
+    document = printed(run(show, "recomputes", "--json", data_dir=data_dir))
+    assert document["found"] == 11, "of the newest version of the rules"
+    assert [each["seq"] for each in document["recomputes"]] == list(range(11, 0, -1)), "the newest first"
+    whole = assemble(totals_from_records(RANKS, DUPLICATES))
+    assert {name: document[name] for name in ("coverage", "register", "reasons")} == {
+        name: whole["repeat_compute"][name] for name in ("coverage", "register", "reasons")
+    }
+    second = document["recomputes"][-2]
+    assert second == {
+        "instance_id": "i0", "dp_rank": 0, "group_idx": 0, "life_id": "l", "seq": 2, "block_index": 0, "cause": "restarted", "tokens": 16,
+        "block_id": "02" * 16, "content_id": "03" * 16, "parent_block_id": None, "parent_content_id": "02" * 16,
+        "stored": iso(START_US + 2 * WINDOW_US), "lost": iso(START_US + 2 * WINDOW_US + 10),
+        "back": iso(START_US + 2 * WINDOW_US + 2_000_010), "held_seconds": 1e-05, "elapsed_seconds": 2.0, "gpu_seconds": None,
+    }  # fmt: skip
+
+    def listed(*options: str) -> tuple[int, list[int]]:
+        found = printed(run(show, "recomputes", "--json", *options, data_dir=data_dir))
+        return found["found"], [each["seq"] for each in found["recomputes"]]
+
+    assert listed("--limit", "2") == (11, [11, 10])
+    assert listed("--rank", "i0/1", "--cause", "cleared") == (2, [11, 1])
+    assert listed("--cause", "cleared", "--cause", "evicted") == (5, [11, 10, 6, 5, 1])
+    assert listed("--rank", "i9/0") == (0, [])
+    assert listed("--since", iso(START_US + 3 * WINDOW_US), "--until", iso(START_US + 5 * WINDOW_US)) == (2, [4, 3])
+    assert listed("--semantics-version", "1") == (1, [0])
+    output = run(show, "recomputes", "--limit", "3", data_dir=data_dir).output
+    assert "the last 3 of 11" in output
+    assert "ambiguous reload" in output
+    one = printed(run(show, "recomputes", "--json", "--rank", "i0/1", data_dir=data_dir))
+    assert one["coverage"] == whole["ranks"][1]["coverage"], "that of the rank"
+
+
 def test_a_span_beside_the_data_says_what_there_is(filled: tuple[Database, Path]) -> None:
     totals = totals_from_records(RANKS, DUPLICATES)
     output = run(show, "--since", "15m", data_dir=filled[1]).output
@@ -109,6 +206,12 @@ def test_a_span_beside_the_data_says_what_there_is(filled: tuple[Database, Path]
         (["--since", "now", "--until", "1h"], "must lie before"),
         (["everything"], "is not one of"),
         (["--by", "tenant"], "is not one of"),
+        (["--rank", "a/0"], "--rank goes with `show recomputes`"),
+        (["duplicates", "--cause", "evicted"], "--cause goes with `show recomputes`"),
+        (["--limit", "5"], "--limit goes with `show recomputes` or `show prefixes`"),
+        (["recomputes", "--by", "rank"], "--by does not go with `show recomputes`"),
+        (["recomputes", "--rank", "a"], "expected INSTANCE/R"),
+        (["recomputes", "--limit", "0"], "not in the range"),
     ],
 )
 def test_wrong_use_is_said(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -238,14 +341,9 @@ def test_the_view_of_repeat_compute_adds_up_to_the_figures(filled: tuple[Databas
 
 def test_the_views_of_groups_and_duplicates(filled: tuple[Database, Path]) -> None:
     database = filled[0]
-    latest: dict[tuple[object, ...], RankWindow] = {}
-    for row in RANKS:
-        key = (row.instance_id, row.dp_rank, row.life_id, row.window_start_us, row.semantics_version)
-        if key not in latest or row.version > latest[key].version:
-            latest[key] = row
     count, stored = database.query("SELECT count(), sum(stored_tokens) FROM rank_window_groups").rows[0]
-    assert count == sum(len(row.groups) for row in latest.values())
-    assert stored == sum(each.stored_tokens for row in latest.values() for each in row.groups)
+    assert count == sum(len(row.groups) for row in latest_ranks())
+    assert stored == sum(each.stored_tokens for row in latest_ranks() for each in row.groups)
     window = duplicate_window(scope="fleet", tier="NVME", inside_token_us=3 * WINDOW_US, between_token_us=WINDOW_US, extra_tokens_max=9)
     opened = duplicate_window(scope="fleet", tier="NVME", window_start_us=START_US + WINDOW_US, as_of_us=START_US + WINDOW_US)
     rows = TableRows()
@@ -261,6 +359,63 @@ def test_the_views_of_groups_and_duplicates(filled: tuple[Database, Path]) -> No
         assert found == [(None, 4.0, 3.0, 1.0, 9, 1), (None, 0.0, 0.0, 0.0, 0, 1)]
     finally:
         database.command("ALTER TABLE duplicate_windows DELETE WHERE tier = 'NVME' SETTINGS mutations_sync = 1")
+
+
+def latest_ranks() -> list[RankWindow]:
+    """The rows that count: of each key the highest version."""
+    latest: dict[tuple[object, ...], RankWindow] = {}
+    for row in RANKS:
+        key = (row.instance_id, row.dp_rank, row.life_id, row.window_start_us, row.semantics_version)
+        if key not in latest or row.version > latest[key].version:
+            latest[key] = row
+    return list(latest.values())
+
+
+def test_the_view_of_return_times_has_the_histograms_of_the_figures(filled: tuple[Database, Path]) -> None:
+    totals = totals_from_records(RANKS, DUPLICATES)
+    found: dict[str, list[list[int]]] = {}
+    for what, *bucket in (
+        filled[0]
+        .query(
+            "SELECT what, from_us, to_us, sum(blocks) FROM return_times WHERE semantics_version = {version:Int32} "
+            "GROUP BY what, from_us, to_us ORDER BY from_us",
+            {"version": totals.semantics_version},
+        )
+        .rows
+    ):
+        found.setdefault(what, []).append(bucket)
+    groups = primaries(totals.lives)
+    assert found == {
+        "evicted": durations(groups, "back_evicted")["histogram"],
+        "cleared": durations(groups, "back_cleared")["histogram"],
+        "restarted": durations(groups, "back_restarted")["histogram"],
+        "lifetime": durations(groups, "lifetime")["histogram"],
+    }
+
+
+def test_every_row_of_a_view_says_how_it_may_be_read(filled: tuple[Database, Path]) -> None:
+    database = filled[0]
+    found = database.query("SELECT kind, found, bound, breaches_found FROM metric_breaches").rows
+    breaches = [(breach.kind, breach.found, breach.bound, row.breaches_found) for row in latest_ranks() for breach in row.breaches]
+    assert sorted(found) == sorted(breaches)
+    for view in ("repeat_compute", "rank_window_groups", "return_times", "duplicate_footprint", "workload_pairs"):
+        assert database.query(f"SELECT count() > 0, min(coverage) >= 0, countIf(register = '') FROM {view}").rows == [(1, 1, 0)]
+    gpu = database.query(
+        "SELECT sum(evicted_gpu_seconds), countIf(evicted_gpu_seconds IS NULL AND measurable), sum(unrated_tokens) FROM repeat_compute"
+    ).rows[0]
+    primary = [
+        group
+        for row in latest_ranks()
+        if row.kv_connector is None
+        for group in row.groups
+        if group.group_idx == PRIMARY[(row.instance_id, row.dp_rank, row.life_id, row.semantics_version)]
+    ]
+    assert gpu[0] == pytest.approx(sum(group.recompute_evicted_gpu_us for group in primary) / 1e6)
+    assert gpu[1] == sum(group.recompute_evicted_gpu_us == 0 and group.recompute_evicted_tokens > 0 for group in primary)
+    assert gpu[2] == sum(group.unrated_tokens for group in primary)
+    pairs = database.query("SELECT DISTINCT workload_a, workload_b FROM workload_pairs ORDER BY workload_b").rows
+    assert pairs == [(None, "chat"), ("chat", "code")]
+    assert database.query("SELECT count() FROM duplicate_footprint WHERE scope = 'workload_pair'").rows == [(0,)]
 
 
 def test_every_table_and_view_says_what_it_is(filled: tuple[Database, Path]) -> None:
