@@ -318,6 +318,13 @@ def test_figures_that_are_zero_or_absent_are_named() -> None:
     assert len(found) == 4 * 2 + 2 * 2 * 2
 
 
+def test_scrapes_that_go_on_do_not_keep_a_run_from_settling() -> None:
+    def document(scrapes: int, tokens: int) -> dict[str, Any]:
+        return {"ranks": [{"scrapes": scrapes, "stored_tokens": tokens}], "span": {"until_us": 1}}
+
+    assert verdict.settled(document(1, 5)) == verdict.settled(document(2, 5)) != verdict.settled(document(2, 6))
+
+
 # -- the screen and the command line ---------------------------------------------------------------------------------
 
 

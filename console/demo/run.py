@@ -218,9 +218,10 @@ class _Finite:
         while True:
             reading, pending = self._look()
             # Looked at twice, so that a row which comes late to the same state is in.
-            if reading is not None and not pending and reading.document == before:
+            figures = verdict.settled(reading.document) if reading is not None and not pending else None
+            if reading is not None and figures is not None and figures == before:
                 return reading
-            before = reading.document if reading is not None and not pending else None
+            before = figures
             self._pass(f"counting: {pending[0]}" if pending else "counted", pending or ["the figures still move"])
             time.sleep(_POLL_SECONDS)
 

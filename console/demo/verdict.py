@@ -34,6 +34,17 @@ class Published:
         return sum(self.lives)
 
 
+_GOES_ON = frozenset({"scrapes"})
+"""Keys whose values grow although nothing is published any more: the engines are asked as long as they run."""
+
+
+def settled(document: Any) -> Any:
+    """What no longer moves once everything was counted: the document without what goes on by itself."""
+    if isinstance(document, Mapping):
+        return {key: settled(value) for key, value in document.items() if key not in _GOES_ON}
+    return [settled(value) for value in document] if isinstance(document, list) else document
+
+
 def counted_lives(lives: Iterable[LifeTotals]) -> dict[str, list[int]]:
     """Batches counted of each life of each rank, in the order of their first batch."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
