@@ -59,7 +59,6 @@ class Snapshots:
         self._writer = os.urandom(4).hex()
         self.written = 0
         self.written_bytes = 0
-        self.longest_dump = 0.0
 
     @property
     def tick_seconds(self) -> float:
@@ -180,10 +179,12 @@ class Snapshots:
         """The dumps, the manifest that names them, the deletion of what they replaced, the positions: each once the one before is there."""
         topic = await self._client()
         book = self._books[agent.name, cut.partition]
-        for dump in cut.dumps:
-            snapshot = book.snapshot_id()
-            offsets = await asyncio.to_thread(topic.write, cut.partition, chunks(agent.name, dump.owner, snapshot, dump.data))
-            book.keep(dump.owner, saved_as(snapshot, dump.data, dump.position, min(offsets)))
+        named = [(dump, book.snapshot_id()) for dump in cut.dumps]
+        parts = [chunks(agent.name, dump.owner, snapshot, dump.data) for dump, snapshot in named]
+        offsets = iter(await asyncio.to_thread(topic.write, cut.partition, [pair for part in parts for pair in part]))
+        for (dump, snapshot), part in zip(named, parts, strict=True):
+            first = min(next(offsets) for _ in part)
+            book.keep(dump.owner, saved_as(snapshot, dump.data, dump.position, first))
             self.written += 1
             self.written_bytes += len(dump.data)
         book.forget(book.saved.keys() - cut.marks.keys())

@@ -16,7 +16,6 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from producers.simulate import fleet, presets
 from schemas import codec, topics
 from schemas.errors import KvcensusError
 from schemas.records import EngineMetrics, Lifecycle, RankMessage
@@ -26,19 +25,14 @@ from streams import startup
 from streams.run import run_worker
 from streams.settings import WorkerSettings
 from tests.clickhouse_http import clickhouse_server
-from tests.counting import interleaved, messages
 from tests.kafka import Kafka
 from tests.sql_records import rank_window
-from tests.workers import Expected, Feed, View, Worker, until, working
-
-SMALL = next(iter(presets.test_fleets()))
+from tests.workers import Expected, Feed, View, Worker, small_stream, until, working
 
 
 @pytest.fixture(scope="module")
 def stream() -> list[RankMessage]:
-    """A small fleet's messages: pressure, a flush, a restart."""
-    turn = iter(range(10**9))
-    return interleaved(messages(fleet.sources(presets.test_fleets()[SMALL])), lambda live: next(turn) % live)
+    return small_stream()
 
 
 @pytest.fixture

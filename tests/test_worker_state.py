@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from producers.simulate import fleet, presets
 from schemas.records import RankMessage
-from tests.counting import interleaved, messages
 from tests.kafka import Kafka
-from tests.workers import Expected, Feed, View, Worker
+from tests.workers import Expected, Feed, View, Worker, small_stream
 
 MOMENTS = ("read", "sent", "given", "chunks", "written", "committed", "restored")
 QUICK = ("--kafka-option", "session.timeout.ms=2000", "--snapshot-seconds", "0.3", "--flush-seconds", "0.2", "--no-sink")
@@ -23,9 +21,7 @@ QUICK = ("--kafka-option", "session.timeout.ms=2000", "--snapshot-seconds", "0.3
 
 @pytest.fixture(scope="module")
 def stream() -> list[RankMessage]:
-    """A small fleet's messages: pressure, a flush, a restart."""
-    turn = iter(range(10**9))
-    return interleaved(messages(fleet.sources(presets.test_fleets()[next(iter(presets.test_fleets()))])), lambda live: next(turn) % live)
+    return small_stream()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from producers.simulate import fleet, presets
 from schemas import codec, topics
 from schemas.records import DeadLetter, DuplicateWindow, RankMessage, RankWindow, Recompute, SharedPrefix, rank_key
 from schemas.topics import Topic
@@ -26,11 +27,19 @@ from sql.load import load
 from sql.store import StoreError, connect
 from sql.totals import totals_from_records
 from streams.offline import count
+from tests.counting import interleaved, messages
 from tests.kafka import Kafka
 
 ROOT = Path(__file__).parents[1]
 PATIENCE = 120.0
 """Seconds after which something that should have come will not come; nothing here depends on how soon it does."""
+
+
+def small_stream() -> list[RankMessage]:
+    """A small fleet's messages: pressure, a flush, a restart."""
+    turn = iter(range(10**9))
+    sources = fleet.sources(presets.test_fleets()[next(iter(presets.test_fleets()))])
+    return interleaved(messages(sources), lambda live: next(turn) % live)
 
 
 def until(reached: Callable[[], Any], what: str) -> Any:
@@ -61,6 +70,10 @@ class Worker:
     def _read(self) -> None:
         assert self._process.stdout is not None
         self.lines.extend(iter(self._process.stdout.readline, ""))
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     @property
     def output(self) -> str:
