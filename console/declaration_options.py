@@ -47,7 +47,7 @@ _IDENTITY = (
     ),
 )
 
-_FACTS = (
+_PROFILE = (
     click.option(
         "--engine-profile",
         type=click.Choice(["vllm", "sglang"]),
@@ -57,6 +57,9 @@ _FACTS = (
         show_envvar=True,
         help="Whose dialect of the event stream the engine speaks.",
     ),
+)
+
+_COSTS = (
     click.option(
         "--gpus-per-rank",
         cls=BriefOption,
@@ -85,6 +88,9 @@ _FACTS = (
         show_envvar=True,
         help="Prompt tokens that the whole rank computes in a second; recomputed tokens become GPU time by it.",
     ),
+)
+
+_SIGNS = (
     click.option(
         "--staleness-seconds",
         cls=BriefOption,
@@ -115,4 +121,9 @@ def declaration_options(command: C) -> C:
 
 def rank_facts_options(command: C) -> C:
     """Add ``--engine-profile``, ``--gpus-per-rank``, ``--kv-bytes-per-token``, ``--prefill-rate``, ``--staleness-seconds``, ``--label``."""
-    return with_options(command, _FACTS)
+    return with_options(command, (*_PROFILE, *_COSTS, *_SIGNS))
+
+
+def cost_options(command: C) -> C:
+    """Add ``--gpus-per-rank``, ``--kv-bytes-per-token`` and ``--prefill-rate``, each with its variable."""
+    return with_options(command, _COSTS)

@@ -111,9 +111,11 @@ def _gpu_notes(causes: Iterable[Document]) -> list[str]:
     methods = {counted["method"] for counted in listed if counted["method"] is not None}
     if methods:
         which = "declared and measured" if len(methods) > 1 or "mixed" in methods else methods.pop()
-        notes.append(f"GPU time is an estimate, by {which} prefill rates; (of N%): of so many of the tokens, the rest has no rate")
+        notes.append(f"GPU time is an estimate, by {which} prefill rates")
+    if any(0 < counted["rated_tokens"] < counted["tokens"] for counted in listed):
+        notes.append("(of N%): for so many of the tokens, the others have no rate")
     if any(counted["gpu_seconds"] is None for counted in listed):
-        notes.append("no rate: declare --prefill-rate at the forwarder, or let it read the engine's metrics")
+        notes.append("no rate: declare --prefill-rate, or let the forwarder read the engine's metrics")
     return notes
 
 

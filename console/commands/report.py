@@ -12,8 +12,9 @@ from typing import cast
 import click
 from rich.progress import Progress
 
-from console.declaration_options import declaration_options
+from console.declaration_options import cost_options, declaration_options
 from console.figure_tables import console_for_output, render
+from console.option_types import sizes_by_group
 from producers import capture
 from producers.identity import Identity, IdentityKey, ephemeral_key, load_key
 from producers.resolver import RankResolver
@@ -29,6 +30,7 @@ from streams.offline import OfflineFleet
 @click.command()
 @click.argument("captures", nargs=-1, required=True, metavar="[NAME=]CAPTURE...")
 @declaration_options
+@cost_options
 @click.option("--key-file", type=click.Path(path_type=Path, dir_okay=False), help="Identity key.  [default: one for this run only]")
 @click.option("--key-epoch", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Number of the key in use.")
 @click.option(
@@ -48,6 +50,9 @@ def report(
     reuse_reporting: str,
     removals: str,
     kv_connector: str | None,
+    gpus_per_rank: float | None,
+    kv_bytes_per_token: tuple[tuple[int | None, int], ...],
+    prefill_rate: float | None,
     key_file: Path | None,
     key_epoch: int,
     window: int,
@@ -61,6 +66,10 @@ def report(
     compared across them.
     """
     named = _named(captures)
+    try:
+        bytes_per_token, bytes_by_group = sizes_by_group(kv_bytes_per_token)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--kv-bytes-per-token") from error
     key = load_key(key_file, key_epoch) if key_file else ephemeral_key(key_epoch)
     declaration = Declaration(
         reuse_reporting=cast(ReuseReporting, reuse_reporting),
@@ -70,6 +79,10 @@ def report(
         kv_connector=kv_connector,
         key_epoch=key_epoch,
         canary=key.canary,
+        gpus_per_rank=gpus_per_rank,
+        kv_bytes_per_token=bytes_per_token,
+        prefill_rate=prefill_rate,
+        kv_bytes_by_group={str(group): size for group, size in bytes_by_group.items()},
     )
     fleet = OfflineFleet(window_us=window * 1_000_000)
     console = console_for_output()
@@ -82,7 +95,10 @@ def report(
         for message in progress.track(in_time, total=total, description="counting"):
             fleet.apply(message)
     counted = fleet.drain()
-    document = assemble(totals_from_records(counted.rank_windows, counted.duplicate_windows, by=cast("By | None", by)))
+    totals = totals_from_records(
+        counted.rank_windows, counted.duplicate_windows, by=cast("By | None", by), shared_prefixes=counted.shared_prefixes
+    )
+    document = assemble(totals)
     document["provisional"] = False  # a capture is whole: no batch will come to change its last window
     if as_json:
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
