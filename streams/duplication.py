@@ -4,23 +4,26 @@ Rule 5 of the design. A shard takes the residency changes of every rank, in what
 with the steps by which extra copies change: (time, rank that bears the copy, change). Steps are sums, so a late change
 only adds the difference between what was said and what is now known; the final answer depends on the facts alone.
 
-Every extra copy is borne by one rank, so that cuts by rank, workload or model add up to the fleet:
-
-* inside an instance each rank but the one that has held the content longest bears one copy (`inside`);
-* between instances, each matured instance but the one that has held it longest bears one, on the rank of it that has
-  held the content longest (`between`).
-
-Ties go to the smaller instance name, then the smaller data-parallel rank.
+The contents lie in :data:`SLICES` slices, each of which can be written down and read again by itself, with the position up to
+which it has counted: a shard whose slices stand at different positions reads on from the least of them, and each slice takes
+only what it does not have.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
-from itertools import groupby
+from typing import Any
 
-from schemas.records import ID_BYTES, DuplicateStep, DuplicateSteps, ResidencyChanges
+import msgspec
+
+from schemas.errors import KvcensusError
+from schemas.records import ID_BYTES, DuplicateStep, DuplicateSteps, Note, PairStep, ResidencyChanges, SharedContent
+from streams.holding import Content, Event, Holder, Rank, Steps
 from streams.residency import GPU
+from streams.shard_ranks import GRACE_US, Known, Ranks
+from streams.shard_slice import Contents, Slice, key_of
+
+SLICES = 16
+"""Parts of a shard that are written down one at a time. A content's is told by a byte of its id that does not tell its shard."""
 
 MAX_EVENTS = 200_000
 """Open and close events a shard keeps for late data; beyond that, the oldest are folded into a settled state."""
@@ -28,287 +31,263 @@ MAX_EVENTS = 200_000
 FOLD_BEHIND_US = 600_000_000
 """What is folded lies at least this far behind the newest engine time seen."""
 
-Rank = tuple[str, int]
-_Steps = dict[tuple[int, Rank], list[int]]
-_INSIDE, _BETWEEN = 0, 1
+PREFIX_WINDOWS = 6
+"""Shared content is told of every so many windows."""
+
+SHARED_BYTES = 512 * 1024
+"""About how much of it one answer tells at most, below the usual limit of a broker (1 MiB); the rest follows with the next."""
+
+STATE_VERSION = 1
+"""Of what :meth:`ShardCore.dump_slice` gives."""
+
+_SLICE_BYTE = 5
+_SLICE_MASK = SLICES - 1
+
+_SaidSteps = dict[tuple[str, int], Steps]
+"""By tier and size of the contents."""
 
 
-def _add(steps: _Steps, at: int, rank: Rank, which: int, change: int) -> None:
-    step = steps.get((at, rank))
-    if step is None:
-        step = steps[at, rank] = [0, 0]
-    step[which] += change
+class _Part:
+    """Slices that stand at one position, and what was known of the ranks there."""
 
-
-@dataclass(slots=True)
-class _Instance:
-    """One instance that holds a content: since when, whether that has matured, and its ranks, longest first.
-
-    ``foretold`` is the rank for which the copy that matures at ``matures_at`` was already announced.
-    """
-
-    matures_at: int
-    matured: bool = False
-    foretold: Rank | None = None
-    ranks: dict[Rank, None] = field(default_factory=dict)
-
-    def copy(self) -> _Instance:
-        return _Instance(self.matures_at, self.matured, self.foretold, dict(self.ranks))
-
-
-class _State:
-    """Who holds one content after all events so far; ``instances`` in the order in which they came to hold it."""
-
-    __slots__ = ("instances",)
-
-    def __init__(self) -> None:
-        self.instances: dict[str, _Instance] = {}
-
-    def copy(self) -> _State:
-        other = _State()
-        other.instances = {name: instance.copy() for name, instance in self.instances.items()}
-        return other
-
-    def apply(self, at: int, changes: dict[Rank, bool], skew_us: int, steps: _Steps) -> None:
-        """Move to the state after ``at``, later than anything applied; ``changes``: rank -> holds it from now on."""
-        pending = self._settle(at, steps)
-        for rank in sorted(changes):
-            if changes[rank]:
-                self._open(at, rank, skew_us, pending, steps)
-        for rank in sorted(changes):
-            if not changes[rank]:
-                self._close(at, rank, pending, steps)
-        self._foretell(pending, steps)
-
-    def _settle(self, at: int, steps: _Steps) -> dict[str, None]:
-        """Instances that matured before ``at`` have; the announcements of the others are taken back."""
-        pending: dict[str, None] = {}
-        for name, instance in reversed(self.instances.items()):
-            if instance.matured:
-                break  # they mature in the order in which they opened
-            if instance.matures_at < at:
-                instance.matured = True
-                continue
-            pending[name] = None
-            if instance.foretold is not None:
-                _add(steps, instance.matures_at, instance.foretold, _BETWEEN, -1)
-                instance.foretold = None
-        return pending
-
-    def _foretell(self, pending: dict[str, None], steps: _Steps) -> None:
-        first = next(iter(self.instances), None)
-        for name in pending:
-            if name != first:
-                instance = self.instances[name]
-                instance.foretold = next(iter(instance.ranks))
-                _add(steps, instance.matures_at, instance.foretold, _BETWEEN, 1)
-
-    def _open(self, at: int, rank: Rank, skew_us: int, pending: dict[str, None], steps: _Steps) -> None:
-        instance = self.instances.get(rank[0])
-        if instance is None:
-            instance = self.instances[rank[0]] = _Instance(at + skew_us)
-            pending[rank[0]] = None
-        elif rank in instance.ranks:
-            return
-        else:
-            _add(steps, at, rank, _INSIDE, 1)
-        instance.ranks[rank] = None
-
-    def _close(self, at: int, rank: Rank, pending: dict[str, None], steps: _Steps) -> None:
-        instance = self.instances.get(rank[0])
-        if instance is None or rank not in instance.ranks:
-            return
-        bears = instance.matured and next(iter(self.instances)) != rank[0]
-        if next(iter(instance.ranks)) != rank:
-            _add(steps, at, rank, _INSIDE, -1)
-            del instance.ranks[rank]
-            return
-        del instance.ranks[rank]
-        if bears:
-            _add(steps, at, rank, _BETWEEN, -1)
-        if instance.ranks:  # the next rank of the instance takes its place
-            heir = next(iter(instance.ranks))
-            _add(steps, at, heir, _INSIDE, -1)
-            if bears:
-                _add(steps, at, heir, _BETWEEN, 1)
-            return
-        was_first = next(iter(self.instances)) == rank[0]
-        del self.instances[rank[0]]
-        pending.pop(rank[0], None)
-        if was_first and self.instances:
-            successor = next(iter(self.instances.values()))
-            if successor.matured:  # the one that has now held it longest bears nothing
-                _add(steps, at, next(iter(successor.ranks)), _BETWEEN, -1)
-
-
-_Event = tuple[int, Rank, bool]
-
-
-class _Content:
-    """One content: its size in tokens, the events kept, in the order of their time, and the states before and after them.
-
-    While a single rank has ever held it nothing is duplicated, and ``tail`` is not kept: most content never needs it.
-    ``base`` is the state after all events up to ``base_at``, which were let go.
-    """
-
-    __slots__ = ("base", "base_at", "events", "last_at", "size", "tail")
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.events: list[_Event] = []
-        self.tail: _State | None = None
-        self.last_at = -1
-        self.base: _State | None = None
-        self.base_at = -1
-
-    def append(self, at: int, rank: Rank, opened: bool, skew_us: int, steps: _Steps) -> None:
-        """An event later than all others."""
-        alone = self.tail is None and (not self.events or self.events[0][1] == rank)
-        if not alone or self.base is not None:
-            if self.tail is None:
-                self.tail, _ = self.replay(skew_us)  # of one rank alone: no steps so far
-            self.tail.apply(at, {rank: opened}, skew_us, steps)
-        self.events.append((at, rank, opened))
-        self.last_at = at
-
-    def insert(self, rank: Rank, times: dict[int, bool], skew_us: int) -> _Steps:
-        """Put late events of one rank where they belong; the difference to what was announced before."""
-        _, before = self.replay(skew_us)
-        late = {max(at, self.base_at + 1): opened for at, opened in times.items()}
-        # Of one rank the last word on an instant holds.
-        self.events = [event for event in self.events if not (event[1] == rank and event[0] in late)]
-        self.events += [(at, rank, opened) for at, opened in late.items()]
-        self.events.sort(key=_time_of)
-        self.last_at = self.events[-1][0]
-        self.tail, after = self.replay(skew_us)
-        for (at, bearer), (inside, between) in before.items():
-            _add(after, at, bearer, _INSIDE, -inside)
-            _add(after, at, bearer, _BETWEEN, -between)
-        return after
-
-    def replay(self, skew_us: int) -> tuple[_State, _Steps]:
-        """State and steps of the kept events, from the settled state on."""
-        state = _State() if self.base is None else self.base.copy()
-        steps: _Steps = {}
-        _apply_all(state, self.events, skew_us, steps)
-        return state, steps
-
-    def settle(self, border: int, skew_us: int) -> None:
-        """Let go of the events before ``border``: they can no longer change."""
-        kept = bisect_left(self.events, border, key=_time_of)
-        if not kept:
-            return
-        state = _State() if self.base is None else self.base
-        _apply_all(state, self.events[:kept], skew_us, {})
-        self.base, self.base_at = state, self.events[kept - 1][0]
-        del self.events[:kept]
-        if self.tail is None:
-            self.tail, _ = self.replay(skew_us)
-
-    def forgotten(self) -> bool:
-        """Whether nothing is left to know: no events, and nobody holds it."""
-        return not self.events and (self.base is None or not self.base.instances)
-
-
-def _time_of(event: _Event) -> int:
-    return event[0]
-
-
-def _apply_all(state: _State, events: list[_Event], skew_us: int, steps: _Steps) -> None:
-    for at, moment in groupby(events, key=_time_of):
-        state.apply(at, {rank: opened for _, rank, opened in moment}, skew_us, steps)
+    def __init__(self, ranks: Ranks, slices: list[int]) -> None:
+        self.ranks = ranks
+        self.slices = slices
 
 
 class ShardCore:
     """Duplicate steps of one content shard.
 
     ``skew_us`` is the clock skew allowance between instances: how long an instance must have held a content before it
-    counts as a copy between instances.
+    counts as a copy between instances. ``window_us`` is the base window, ``grace_us`` how far beyond an instant each live rank must be
+    before shared content is told of it, ``shared_bytes`` how much of that one answer may hold.
     """
 
-    def __init__(self, shard: int, shards: int, *, skew_us: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        shard: int,
+        shards: int,
+        *,
+        skew_us: int = 1_000_000,
+        window_us: int = 10_000_000,
+        grace_us: int = GRACE_US,
+        max_events: int = MAX_EVENTS,
+        fold_behind_us: int = FOLD_BEHIND_US,
+        shared_bytes: int = SHARED_BYTES,
+    ) -> None:
         self.shard = shard
         self.shards = shards
-        self.late_changes = 0
         self._skew_us = skew_us
-        self._contents: dict[str, dict[bytes, _Content]] = {}
-        self._offsets: dict[Rank, int] = {}
-        self._newest_us = 0
-        self._events = 0
-        self._fold_at = MAX_EVENTS
+        self._step_us = PREFIX_WINDOWS * window_us
+        self._grace_us = grace_us
+        self._fold_behind_us = fold_behind_us
+        self._shared_bytes = shared_bytes // SLICES
+        self._slices = [Slice(self._step_us, skew_us, max_events // SLICES) for _ in range(SLICES)]
+        self._parts = [_Part(Ranks(self._step_us, grace_us), list(range(SLICES)))]
+        self._holders: dict[Holder, Holder] = {}
+
+    @property
+    def late_changes(self) -> int:
+        """Changes so late that they count at a later time than their own."""
+        return sum(each.late_changes for each in self._slices)
 
     def apply(self, changes: ResidencyChanges, offset: int) -> DuplicateSteps:
-        """The answer to one message; steps are empty where a rank's batches were already taken into account."""
+        """The answer to the message at ``offset``; steps are empty where a rank's batches were already taken into account."""
         rank = (changes.instance_id, changes.dp_rank)
-        taken = self._offsets.get(rank, -1)
-        out: dict[str, dict[tuple[int, Rank], list[int]]] = {}
-        late: dict[tuple[str, bytes], dict[int, bool]] = {}
+        answer = DuplicateSteps(self.shard, self.shards, offset, *rank, changes.workload, changes.model, changes.watermark_us, [])
+        steps: _SaidSteps = {}
+        parts = [part for part in self._parts if part.ranks.position < offset]
+        for part in parts:
+            answer.previous_offset = part.ranks.position
+            known, taken = part.ranks.hear(rank, changes)
+            self._take(part, known, taken, self._holder(rank, changes.workload or ""), changes, steps, answer.notes)
+            part.ranks.position = offset
+            if part is parts[-1]:
+                self._head(answer, changes, known, taken)
+        self._tell(parts, answer)
+        _write(steps, answer)
+        answer.late_changes = self.late_changes
+        answer.shared_late = sum(each.shared_late for each in self._slices)
+        answer.parent_conflicts = sum(each.conflicts for each in self._slices)
+        if len(self._parts) > 1:
+            self._join()
+        return answer
+
+    def _head(self, answer: DuplicateSteps, changes: ResidencyChanges, known: Known, taken: int) -> None:
+        """What is passed on of a rank: as it stands, where the message is one of before."""
+        (
+            answer.workload,
+            answer.model,
+            answer.declared_at_us,
+            answer.key_epoch,
+            answer.canary,
+            answer.kv_bytes_per_token,
+            answer.staleness_ms,
+            answer.departed,
+        ) = known.said
+        answer.first_held_us = known.first_held_us
+        if changes.source_offset >= taken:
+            answer.observed = changes.observed
+            answer.notes = changes.notes + answer.notes
+
+    def _take(
+        self, part: _Part, known: Known, taken: int, holder: Holder, changes: ResidencyChanges, said: _SaidSteps, notes: list[Note]
+    ) -> None:
+        """Count the steps of a message in the slices of one part."""
+        late: dict[tuple[str, bytes], list[Event]] = {}
+        rank, skew_us = holder[0], self._skew_us
+        counts = [0] * SLICES
+        tables_of: dict[str, list[Contents | None]] = {}
         for step in changes.steps:
             if step.source_offset <= taken:
                 continue
-            contents = self._contents.setdefault(step.tier, {})
+            tier, at, size, parents = step.tier or GPU, step.at_us, step.block_size, step.parents
+            tables = tables_of.get(tier) or tables_of.setdefault(tier, self._tables(part, tier))
+            is_gpu = tier == GPU
+            steps = _of(said, tier, size)
+            if is_gpu and step.opened and (not known.first_held_us or at < known.first_held_us):
+                known.first_held_us = at
             for packed, opened in ((step.opened, True), (step.closed, False)):
                 for start in range(0, len(packed), ID_BYTES):
                     key = packed[start : start + ID_BYTES]
+                    slot = key[_SLICE_BYTE] & _SLICE_MASK
+                    contents = tables[slot]
+                    if contents is None:
+                        continue
                     content = contents.get(key)
                     if content is None:
-                        content = contents[key] = _Content(step.block_size)
-                    if (late and (step.tier, key) in late) or step.at_us <= content.last_at:
-                        late.setdefault((step.tier, key), {})[step.at_us] = opened
+                        content = contents[key] = Content(size)
+                    if opened:
+                        if at < content.first_at or content.first_at < 0:
+                            content.first_at = at
+                        if parents:
+                            parent = parents[start : start + ID_BYTES]
+                            if parent != content.parent or at < content.parent_at:
+                                self._behind(slot, content, parent, at, notes)
+                    if at <= content.last_at or (late and (tier, key) in late):
+                        late.setdefault((tier, key), []).append((at, holder, opened))
                         continue
-                    steps: _Steps = {}
-                    content.append(step.at_us, rank, opened, self._skew_us, steps)
-                    self._events += 1
-                    if steps:
-                        _gather(out, step.tier, content.size, steps)
-        for (tier, key), times in late.items():
-            content = self._contents[tier][key]
-            self.late_changes += sum(at <= content.base_at for at in times)
-            self._events -= len(content.events)
-            _gather(out, tier, content.size, content.insert(rank, times, self._skew_us))
-            self._events += len(content.events)
-        self._offsets[rank] = max(taken, changes.source_offset)
-        self._newest_us = max(self._newest_us, changes.watermark_us)
-        if self._events > self._fold_at:
-            self._fold()
-        return DuplicateSteps(
-            shard=self.shard,
-            shards=self.shards,
-            source_offset=offset,
-            instance_id=changes.instance_id,
-            dp_rank=changes.dp_rank,
-            workload=changes.workload,
-            model=changes.model,
-            watermark_us=changes.watermark_us,
-            steps=[
-                DuplicateStep(at, tier, bearer[0], bearer[1], *counts)
-                for tier, steps_of in out.items()
-                for (at, bearer), counts in sorted(steps_of.items())
-                if any(counts)
-            ],
-        )
+                    counts[slot] += 1
+                    events = content.events
+                    if content.tail is None and (not events or events[0][1][0] == rank):
+                        events.append((at, holder, opened))  # most content is only ever on one rank
+                        content.last_at = at
+                        continue
+                    content.append(at, holder, opened, skew_us, steps if content.size == size else _of(said, tier, content.size))
+                    if is_gpu:
+                        self._slices[slot].touch(at, key)
+        for slot, count in enumerate(counts):
+            self._slices[slot].events += count
+        for (tier, key), moved in late.items():
+            place = self._slices[key[_SLICE_BYTE] & _SLICE_MASK]
+            since = place.insert(tier, key, moved, _of(said, tier, place.tiers[tier][key].size))
+            if since is not None:
+                notes.append(Note(since, "late_data"))
+        for slot in part.slices:
+            if self._slices[slot].events > self._slices[slot].fold_at:
+                self._slices[slot].fold(part.ranks.newest_us - self._fold_behind_us)
 
-    def _fold(self) -> None:
-        """Settle what lies far behind, and forget content that nobody holds."""
-        border = self._newest_us - FOLD_BEHIND_US
-        self._events = 0
-        for contents in self._contents.values():
-            for key, content in list(contents.items()):
-                content.settle(border, self._skew_us)
-                if content.forgotten():
-                    del contents[key]
-                self._events += len(content.events)
-        self._fold_at = max(MAX_EVENTS, 2 * self._events)  # else a busy shard would fold at every message
+    def _tables(self, part: _Part, tier: str) -> list[Contents | None]:
+        tables: list[Contents | None] = [None] * SLICES
+        for slot in part.slices:
+            tables[slot] = self._slices[slot].tiers.setdefault(tier, {})
+        return tables
+
+    def _behind(self, slot: int, content: Content, parent: bytes, at: int, notes: list[Note]) -> None:
+        alike = content.rivals is None
+        since = content.behind(parent, at)
+        if since is not None:
+            self._slices[slot].conflicts += alike
+            notes.append(Note(since, "parent_conflict"))
+
+    def _holder(self, rank: Rank, workload: str) -> Holder:
+        """The one object of a rank and workload: events refer to it."""
+        holder = (rank, workload)
+        return self._holders.setdefault(holder, holder)
+
+    def _tell(self, parts: list[_Part], answer: DuplicateSteps) -> None:
+        """Tell of shared content at the instants that have closed."""
+        names: dict[Rank, int] = {}
+
+        def named(rank: Rank) -> int:
+            return names.setdefault(rank, len(names))
+
+        shared: list[SharedContent] = []
+        for part in parts:
+            closed = part.ranks.close()
+            for slot in part.slices:
+                if self._slices[slot].told_us < closed:
+                    shared += self._slices[slot].tell(closed, self._shared_bytes, named)
+        answer.shared = sorted(shared, key=lambda each: (each.as_of_us, each.content_id))
+        answer.holder_names = [key_of(rank) for rank in names]
+        answer.shared_as_of_us = min(each.told_us for each in self._slices)
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    def slice_position(self, number: int) -> int:
+        """Position of the last message that slice ``number`` has counted; -1: none."""
+        return self._part_of(number).ranks.position
+
+    def dump_slice(self, number: int) -> bytes:
+        """Everything slice ``number`` knows, for :meth:`load_slice` of a core with the same options."""
+        part = self._part_of(number)
+        return msgspec.msgpack.encode([STATE_VERSION, self._options(number), part.ranks.dump(), self._slices[number].dump()])
+
+    def load_slice(self, number: int, data: bytes) -> None:
+        """Take on slice ``number`` as it was dumped; messages up to its position change nothing in it any more.
+
+        :class:`KvcensusError` for what another version wrote, or a core with other options.
+        """
+        version, options, ranks, contents = msgspec.msgpack.decode(data, strict=False)
+        if version != STATE_VERSION or options != self._options(number):
+            raise KvcensusError(f"the state of slice {number} of shard {self.shard} was written by another version or with other options")
+        self._part_of(number).slices.remove(number)
+        self._slices[number].load(contents, self._holder)
+        part = _Part(Ranks(self._step_us, self._grace_us), [number])
+        part.ranks.load(ranks)
+        self._parts.append(part)
+        self._join()
+
+    def _options(self, number: int) -> list[Any]:
+        return [self.shard, self.shards, number, self._skew_us, self._step_us, self._grace_us]
+
+    def _part_of(self, number: int) -> _Part:
+        return next(part for part in self._parts if number in part.slices)
+
+    def _join(self) -> None:
+        """Slices that stand at one position know the same of the ranks."""
+        joined: dict[int, _Part] = {}
+        for part in self._parts:
+            if not part.slices:
+                continue
+            other = joined.setdefault(part.ranks.position, part)
+            if other is not part:
+                other.slices = sorted(other.slices + part.slices)
+        self._parts = [joined[position] for position in sorted(joined)]
 
 
-def _gather(out: dict[str, dict[tuple[int, Rank], list[int]]], tier: str, size: int, steps: _Steps) -> None:
-    """Sum the steps of one content into the answer: blocks, and tokens at ``size`` tokens a block."""
-    sums = out.setdefault(tier or GPU, {})
-    for key, (inside, between) in steps.items():
-        total = sums.get(key)
-        if total is None:
-            total = sums[key] = [0, 0, 0, 0]
-        total[0] += inside
-        total[1] += inside * size
-        total[2] += between
-        total[3] += between * size
+def _of(said: _SaidSteps, tier: str, size: int) -> Steps:
+    steps = said.get((tier, size))
+    if steps is None:
+        steps = said[tier, size] = Steps()
+    return steps
+
+
+def _write(said: _SaidSteps, answer: DuplicateSteps) -> None:
+    """Write the steps into the answer, summed over the sizes: blocks, and tokens at each size."""
+    copies: dict[tuple[str, int, Rank], list[int]] = {}
+    pairs: dict[tuple[str, int, str, str], list[int]] = {}
+    for (tier, size), steps in said.items():
+        for (at, rank), (inside, between) in steps.ranks.items():
+            if inside or between:
+                _sum(copies, (tier, at, rank), (inside, inside * size, between, between * size))
+        for (at, (one, other)), change in steps.pairs.items():
+            if change:
+                _sum(pairs, (tier, at, one, other), (change, change * size))
+    answer.steps = [DuplicateStep(at, tier, *rank, *counts) for (tier, at, rank), counts in sorted(copies.items()) if any(counts)]
+    answer.pairs = [PairStep(at, tier, one, other, *counts) for (tier, at, one, other), counts in sorted(pairs.items()) if any(counts)]
+
+
+def _sum(sums: dict[Any, list[int]], key: Any, change: tuple[int, ...]) -> None:
+    have = sums.get(key)
+    sums[key] = list(change) if have is None else [one + other for one, other in zip(have, change, strict=True)]

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Protocol
 
+from msgspec import structs
+
 from schemas import codec
-from schemas.records import ResidencyChanges
+from schemas.records import ResidencyChanges, ResidencyStep
 
 IN_FLIGHT = 512
 """Messages sent and not yet acknowledged, per agent."""
@@ -77,23 +79,22 @@ def parts(changes: ResidencyChanges, limit: int = PART_BYTES) -> Iterator[Reside
     """``changes`` as messages of about ``limit`` bytes each at most, in order.
 
     Steps of one source offset stay together, because a shard takes all of an offset or none; if they alone are larger,
-    so is the message. A part vouches only for what it carries: its offset and watermark are those of its last step.
+    so is the message. A part vouches only for what it carries: its offset and watermark are those of its last step, and what was
+    observed and noted, and that the rank departed, is said by the last.
     """
-    part: list[Any] = []
+    part: list[ResidencyStep] = []
     size = 0
     for step in changes.steps:
-        grown = size + _STEP_BYTES + len(step.opened) + len(step.closed)
+        grown = size + _STEP_BYTES + len(step.opened) + len(step.closed) + len(step.parents)
         if part and grown > limit and step.source_offset != part[-1].source_offset:
             last = part[-1]
-            yield ResidencyChanges(
-                changes.instance_id, changes.dp_rank, changes.workload, changes.model, last.source_offset, last.at_us, part
+            yield structs.replace(
+                changes, source_offset=last.source_offset, watermark_us=last.at_us, steps=part, observed=[], notes=[], departed=False
             )
             part, grown = [], grown - size
         part.append(step)
         size = grown
-    yield ResidencyChanges(
-        changes.instance_id, changes.dp_rank, changes.workload, changes.model, changes.source_offset, changes.watermark_us, part
-    )
+    yield structs.replace(changes, steps=part)
 
 
 async def send_changes(outbox: Outbox, channel: Channel, shard: int, changes: ResidencyChanges, key: str) -> None:

@@ -13,6 +13,8 @@ from streams.residency import RankCore
 DRAIN_EVERY = 1_000
 """Messages between two drains: bounds memory on long captures, changes no figure."""
 
+ANY_SIZE = 1 << 62
+
 
 @dataclass(slots=True)
 class Counted:
@@ -30,7 +32,11 @@ class OfflineFleet:
     def __init__(self, *, window_us: int = 10_000_000, shards: int = 1, skew_us: int = 1_000_000) -> None:
         self._window_us = window_us
         self._ranks: dict[tuple[str, int], RankCore] = {}
-        self._shards = [ShardCore(shard, shards, skew_us=skew_us) for shard in range(shards)]
+        self._shards = [
+            # An answer that nothing sends may be of any size, and none comes after the last.
+            ShardCore(shard, shards, skew_us=skew_us, window_us=window_us, shared_bytes=ANY_SIZE)
+            for shard in range(shards)
+        ]
         self._merger = Merger(window_us=window_us, shards=shards)
         self._offset = 0
         self._since_drain = 0
@@ -79,6 +85,7 @@ class OfflineFleet:
                     self._merger.apply(shard.apply(changes, self._offset), self._offset)
                     self._offset += 1
         self.counted.duplicate_windows.extend(self._merger.drain())
+        self.counted.shared_prefixes.extend(self._merger.drain_prefixes())
         return self.counted
 
 
