@@ -2,6 +2,7 @@
 #
 #   make demo                     the whole pipeline on this machine; ARGS="--once --json" and the like are passed on
 #   make test                     all tests, some files at a time; ARGS="-n 0 -k broker" and the like are passed on to pytest
+#   make faults                   300 workers killed at moments of chance (half an hour); ARGS="--kills 1000 --seed 7" and the like
 #   make lint                     style and types
 #   PYTHON=/path/to/python make … a Python of your choice
 
@@ -14,7 +15,7 @@ ARGS ?=
 # Named after what it installed, so that a change of the requirements installs again and a mere touch does not.
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml requirements.lock | cksum | cut -d' ' -f1)
 
-.PHONY: help demo test lint format clean install lock
+.PHONY: help demo test faults lint format clean install lock
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^Named after/,$$d'
@@ -24,6 +25,9 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+faults: $(STAMP)
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from typing import cast
 
 import faust
 from faust.stores.memory import Store as MemoryStore
@@ -49,7 +50,7 @@ class PlacedTable(faust.Table[str, bytes]):
     rebalance the entry would be with another worker than the rank. ``place`` says in which partition a group lives.
     """
 
-    def __init__(self, app: AppT, *, name: str, topic: str, place: Callable[[str], int]) -> None:
+    def __init__(self, app: AppT, *, name: str, topic: str, place: Callable[[str], int | None]) -> None:
         self._place = place
         changelog = app.topic(
             topic,
@@ -67,8 +68,13 @@ class PlacedTable(faust.Table[str, bytes]):
         app.tables.add(self)
 
     def partition_for_key(self, key: str) -> int:
-        """The partition in which the key's group lives."""
-        return self._place(group_of_key(key))
+        """The partition in which the key's group lives; of a group that is counted no more, the one its entry was read from."""
+        place = self._place(group_of_key(key))
+        return self._entries.get(key, 0) if place is None else place
+
+    @property
+    def _entries(self) -> MutableMapping[str, int]:
+        return cast(PlacedStore, self.data)._key_partition
 
     def _new_store_by_url(self, url: str | URL) -> StoreT[str, bytes]:
         return PlacedStore(url, self.app, self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
@@ -117,10 +118,11 @@ class CensusApp(faust.App):
         """Declare topics, tables and agents. The cores are made later, when partition counts are known."""
         base_us = self.settings.window_us
         places: dict[str, int] = {}
-        rank_table = PlacedTable(self, name="rank-windows", topic=RANK_WINDOW_TABLE, place=places.__getitem__)
+        rank_table = PlacedTable(self, name="rank-windows", topic=RANK_WINDOW_TABLE, place=places.get)
         duplicate_table = PlacedTable(self, name="duplicate-windows", topic=DUPLICATE_WINDOW_TABLE, place=lambda _: 0)
         rank_ledger = WindowLedger(rank_table, RankWindow, base_us=base_us)
         duplicate_ledger = WindowLedger(duplicate_table, DuplicateWindow, base_us=base_us)
+        self._ledgers = (rank_ledger, duplicate_ledger)
 
         async def recovered() -> None:
             rank_ledger.rebuild()
@@ -222,6 +224,8 @@ class CensusApp(faust.App):
             try:
                 for agent in self.counting:
                     await agent.flush()
+                for ledger in self._ledgers:
+                    ledger.expire(time.monotonic())
             except Exception as error:
                 await self.fail(error)
                 return

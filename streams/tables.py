@@ -47,6 +47,9 @@ CHANGELOGS = (
 RETENTION_US = 3_600 * 1_000_000
 """A window this much older than its rank's (or scope's) newest leaves the table; if it changes later, it is simply given out."""
 
+IDLE_SECONDS = 6 * 3_600.0
+"""A rank or scope of which no row was given out for so long leaves the table whole; if it comes back, its rows are simply given out."""
+
 Row = TypeVar("Row", RankWindow, DuplicateWindow)
 
 
@@ -75,7 +78,8 @@ def _start_of_key(key: str) -> int:
 class WindowLedger(Generic[Row]):
     """Which rows still have to be given out, over a table of the rows that were.
 
-    ``table`` maps :func:`row_key` to the row as it was sent; rows are kept ``retention_us`` behind their group's newest.
+    ``table`` maps :func:`row_key` to the row as it was sent; rows are kept ``retention_us`` behind their group's newest, and groups
+    until :meth:`expire` finds them idle.
     """
 
     def __init__(self, table: MutableMapping[str, bytes], kind: type[Row], *, base_us: int, retention_us: int = RETENTION_US) -> None:
@@ -86,13 +90,17 @@ class WindowLedger(Generic[Row]):
         self._versions: dict[str, int] = {}
         self._groups: dict[str, set[str]] = {}
         self._newest: dict[str, int] = {}
+        self._busy: set[str] = set()
+        self._idle_since: dict[str, float] = {}
         self.withheld = 0
 
     def rebuild(self) -> None:
         """Learn again what the table holds, after something else changed it: a recovery, partitions that moved."""
+        groups = {group_of_key(key) for key in self._table}
         self._versions.clear()
         self._groups.clear()
         self._newest.clear()
+        self._idle_since = {group: since for group, since in self._idle_since.items() if group in groups}
         for key in list(self._table):
             self._note(group_of_key(key), key, _start_of_key(key))
 
@@ -128,6 +136,7 @@ class WindowLedger(Generic[Row]):
         if newest is not None and start < newest - self._retention_us:
             return
         key = row_key(row, self._base_us)
+        self._busy.add(group)
         self._table[key] = message
         self._versions[key] = row.version
         self._note(group, key, start)
@@ -137,3 +146,19 @@ class WindowLedger(Generic[Row]):
                 keys.discard(old)
                 self._versions.pop(old, None)
                 self._table.pop(old, None)
+
+    def expire(self, now: float) -> int:
+        """Drop the rows of groups that were idle for :data:`IDLE_SECONDS`; how many rows went. ``now``: seconds of any steady clock."""
+        for group in self._busy:
+            self._idle_since.pop(group, None)
+        self._busy.clear()
+        dropped = 0
+        for group in [*self._groups]:
+            if now - self._idle_since.setdefault(group, now) < IDLE_SECONDS:
+                continue
+            for key in self._groups.pop(group):
+                self._versions.pop(key, None)
+                self._table.pop(key, None)
+                dropped += 1
+            del self._newest[group], self._idle_since[group]
+        return dropped

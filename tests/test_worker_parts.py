@@ -23,7 +23,7 @@ from streams.positions import Positions
 from streams.settings import WorkerSettings, faust_config, faust_security, from_environment, untranslated
 from streams.sink import Sink
 from streams.startup import check_layout, needed_topics
-from streams.tables import CHANGELOGS, WindowLedger, group_of_key, row_key
+from streams.tables import CHANGELOGS, IDLE_SECONDS, WindowLedger, group_of_key, row_key
 from streams.watchdog import Stalls, Watchdog
 from tests.kafka import Kafka
 from tests.sql_records import duplicate_window, rank_window
@@ -117,6 +117,23 @@ def test_entries_leave_the_table_when_their_rank_has_moved_on() -> None:
     assert len(table) == 1
 
 
+def test_a_rank_that_went_away_leaves_the_table() -> None:
+    table: dict[str, bytes] = {}
+    book = ledger(table)
+    for name in ("gone", "here"):
+        for number in range(2):
+            give_out(book, rank_window(instance_id=name, window_start_us=number * WINDOW_US))
+    assert book.expire(0) == 0
+    give_out(book, rank_window(instance_id="here", window_start_us=WINDOW_US, version=9))
+    book.rebuild()  # partitions moved; what was idle stays idle
+    assert book.expire(IDLE_SECONDS - 1) == 0
+    assert book.expire(IDLE_SECONDS) == 2
+    assert all(key.startswith("here") for key in table)
+    assert book.is_news(rank_window(instance_id="gone", window_start_us=0, version=1)), "back again, it is given out again"
+    assert book.expire(3 * IDLE_SECONDS) == 2
+    assert not table
+
+
 # -- sending --------------------------------------------------------------------------------------------------------
 
 
@@ -202,16 +219,31 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
             "KVCENSUS_WINDOW_SECONDS": "2.5",
             "KVCENSUS_FLUSH_SECONDS": "0.25",
             "KVCENSUS_SINK": "no",
+            "KVCENSUS_GRACE_SECONDS": "0",
+            "KVCENSUS_HISTORY_HOURS": "0.5",
+            "KVCENSUS_HISTORY_BLOCKS": "7",
+            "KVCENSUS_SNAPSHOT_SECONDS": "5",
             "KVCENSUS_KAFKA_SESSION_TIMEOUT_MS": "6000",
         },
         ["client.id=me"],
     )
     assert found == WorkerSettings(
-        "k:1,k:2", tmp_path, {"session.timeout.ms": "6000", "client.id": "me"}, "http://c:8123", 2_500_000, 0.25, False
+        "k:1,k:2",
+        tmp_path,
+        {"session.timeout.ms": "6000", "client.id": "me"},
+        "http://c:8123",
+        2_500_000,
+        0.25,
+        False,
+        grace_us=0,
+        history_us=1_800_000_000,
+        history_blocks=7,
+        snapshot_seconds=5,
     )
     assert from_environment({"KVCENSUS_DATA_DIR": str(tmp_path)}) == WorkerSettings("127.0.0.1:9092", tmp_path)
-    for variable in ("KVCENSUS_WINDOW_SECONDS", "KVCENSUS_FLUSH_SECONDS"):
-        for value in ("0", "-1", "soon", "inf", "nan"):
+    positive = ("KVCENSUS_WINDOW_SECONDS", "KVCENSUS_FLUSH_SECONDS", "KVCENSUS_SNAPSHOT_SECONDS")
+    for variable in (*positive, "KVCENSUS_GRACE_SECONDS", "KVCENSUS_HISTORY_HOURS", "KVCENSUS_HISTORY_BLOCKS"):
+        for value in ("-1", "soon", "inf", "nan", *(("0",) if variable in positive else ())):
             with pytest.raises(KvcensusError, match=variable):
                 from_environment({variable: value, "KVCENSUS_DATA_DIR": str(tmp_path)})
 

@@ -91,8 +91,15 @@ class Worker:
             self._process.send_signal(number)
         return self.wait()
 
-    def wait(self) -> int:
-        code = self._process.wait(PATIENCE)
+    def wait(self, seconds: float = PATIENCE, *, then: signal.Signals | None = None) -> int:
+        """The exit code; after ``seconds`` without one the process is sent ``then``, or the test fails."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            if then is None:
+                raise
+            self._process.send_signal(then)
+            code = self._process.wait(PATIENCE)
         self._reader.join(10)
         return code
 
