@@ -25,8 +25,8 @@ SKEW_US = 1_000_000
 class Bounds:
     """Bounds of a span as conditions on columns of times, each by its own clock, with the parameters they need."""
 
-    def __init__(self, since_us: int | None, until_us: int | None) -> None:
-        self.parameters: dict[str, Any] = {}
+    def __init__(self, since_us: int | None, until_us: int | None, version: int | None = None) -> None:
+        self.parameters: dict[str, Any] = {} if version is None else {"version": version}
         if since_us is not None:
             self.parameters["since"] = since_us
         if until_us is not None:
@@ -35,6 +35,11 @@ class Bounds:
     def inside(self, column: str, *, upto: bool = False) -> str:
         """Whether a time lies in the span; with ``upto`` it may lie before it too."""
         return self.overlap(column, column, upto=upto)
+
+    def windows(self) -> str:
+        """Rank windows that reach into the span, of one version of the rules where one is asked for."""
+        version = "semantics_version = {version:Int32}" if "version" in self.parameters else "1"
+        return f"{version} AND {self.overlap('window_start', 'window_end')}"
 
     def overlap(self, start: str, end: str, *, upto: bool = False) -> str:
         """Whether [start, end] reaches into the span."""

@@ -38,12 +38,21 @@ _UNEXPLAINED = ("undeclared_gap", "clock_jump", "clock_stepped_back", "reattache
 """Reasons of rank windows that tell of a gap which no row of ``rank_events`` does."""
 
 
-def load_observation(database: Database, since_us: int | None = None, until_us: int | None = None, *, listed: int = LISTED) -> Observation:
+def load_observation(
+    database: Database,
+    since_us: int | None = None,
+    until_us: int | None = None,
+    *,
+    semantics_version: int | None = None,
+    listed: int = LISTED,
+) -> Observation:
     """The facts from ``since_us`` to ``until_us``, each by its own clock, open where ``None``.
+
+    Windows are those of ``semantics_version`` alone, where one is named.
 
     Raises :class:`sql.database.StoreError`, with ``schema_missing`` set where the tables have not been created.
     """
-    span = Bounds(since_us, until_us)
+    span = Bounds(since_us, until_us, semantics_version)
     runs, horizon = _runs(database, span)
     declared_gaps, gaps_found = _gaps(database, span, listed)
     gaps = explained(declared_gaps, runs)
@@ -223,7 +232,7 @@ def _undeclared(database: Database, span: Bounds, listed: int) -> list[Gap]:
         SELECT instance_id, dp_rank, life_id, reason, {_US}(window_start), {_US}(window_end)
         FROM rank_windows FINAL
         ARRAY JOIN reasons AS reason
-        WHERE reason IN {{unexplained:Array(String)}} AND {span.overlap("window_start", "window_end")}
+        WHERE reason IN {{unexplained:Array(String)}} AND {span.windows()}
         ORDER BY window_start DESC, instance_id, dp_rank, reason
         LIMIT {{listed:UInt32}}
         """,
@@ -257,7 +266,7 @@ def _declarations_in_force(database: Database, span: Bounds) -> tuple[list[KeySp
         f"""
         SELECT instance_id, dp_rank, key_epoch, canary, argMax(model, window_start)
         FROM rank_windows FINAL
-        WHERE {span.overlap("window_start", "window_end")}
+        WHERE {span.windows()}
         GROUP BY instance_id, dp_rank, key_epoch, canary
         ORDER BY instance_id, dp_rank
         """,
@@ -272,7 +281,7 @@ def _declarations_in_force(database: Database, span: Bounds) -> tuple[list[KeySp
 
 
 def _breaches(database: Database, span: Bounds, listed: int) -> tuple[list[Breach], int]:
-    where = span.overlap("window_start", "window_end")
+    where = span.windows()
     rows = database.query(
         f"""
         SELECT instance_id, dp_rank, kind, {_US}(at), {_MS}(scraped), found, bound

@@ -6,6 +6,7 @@ What is here translates words: a fixture's question into the function that answe
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,18 +14,24 @@ from typing import Any
 
 import pytest
 
-from producers.segments.foreign import MISSING_SEGMENTS, SEGMENTS_DROPPED
-from schemas.records import DuplicateWindow, Lifecycle, RankMessage, RankWindow, Recompute
+from producers.segments.foreign import MISSING_SEGMENTS, SEGMENTS_DROPPED, foreign_id
+from schemas.records import ID_BYTES, DuplicateWindow, Lifecycle, RankMessage, RankWindow, Recompute
 from sql import migrate, store
 from sql.database import Database
 from sql.figures import assemble, load
 from sql.observation import Gap, Observation, absence, by_rank, counted_share, holder_register, liveness, unwatched
+from sql.observation_document import coverage_document
 from sql.observation_figures import insertions, residual
 from sql.observation_load import load_observation
 from sql.rows import TableRows
 from streams.offline import count
-from tests.segments import CORPUS, ingested, write_lines
+from tests.command import kvcensus
+from tests.kafka import Kafka
+from tests.pipeline import SETTLE_SECONDS, pipeline
+from tests.segments import CORPUS, ingested, write_lines, write_ranks
+from tests.segments import by_rank as by_rank_of
 from tests.shared_data import shared_folder, shared_path
+from tests.test_segments_contract import TELEMETRY, corpus, told
 
 FIXTURES = 41
 FILLED = "SELECT name FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree' AND name != 'schema_migrations'"
@@ -194,3 +201,120 @@ def test_a_reader_fixture_is_answered_by_the_product(name: str, database: Databa
     counted_into(database, write_lines(tmp_path, fixture["segments"]))
     answers = Answers(database)
     assert {key: answers.to(key, expected, fixture["segments"]) for key, expected in fixture["expect"].items()} == fixture["expect"]
+
+
+# -- what a producer has to write, read again
+
+
+@pytest.mark.parametrize("name", TELEMETRY)
+def test_a_telemetry_fixture_comes_back_from_our_segments(name: str, tmp_path: Path) -> None:
+    """The events of a fixture as our facts, through the writer's Parquet and ingest: the same facts."""
+    ranks: dict[tuple[str, int], list[RankMessage]] = {}
+    for number, event in enumerate(corpus(f"telemetry/{name}.json")["events"]):
+        message = told(event)
+        message.seq = event.get("seq", number)
+        ranks.setdefault((message.instance_id, message.dp_rank), []).append(message)
+    write_ranks(tmp_path, ranks.values())
+    facts, ingest = ingested(tmp_path)
+    assert (ingest.tally.refused_files, ingest.tally.unknown_kinds) == ([], 0)
+    found = by_rank_of(facts)
+    assert {rank: [message for message in messages if message.loss is None] for rank, messages in found.items()} == ranks
+
+
+@pytest.mark.parametrize("name", TELEMETRY)
+def test_the_records_of_a_telemetry_fixture_are_the_facts_of_its_events(name: str, tmp_path: Path) -> None:
+    """The records that the contract asks for, as another producer's segment: ingest gives what the events say, block by block."""
+    fixture = corpus(f"telemetry/{name}.json")
+    header = {"kind": "segment_open", "at_ms": 0.0, "contract_version": "1.10", "incarnation": "1-1", "segment_seq": 0}
+    facts, _ = ingested(write_lines(tmp_path, [[header, *fixture["expect"]["records"]]]))
+    messages = [fact for fact in facts if isinstance(fact, RankMessage)]
+    said = [(message.instance_id, message.dp_rank, message.at_us, op) for message in messages if message.batch for op in message.batch.ops]
+    blocks = [
+        (instance, rank, at_us, op.kind, op.group_idx, op.tier, op.block_ids[at : at + ID_BYTES], op.kind == "STORE" and op.block_size)
+        for instance, rank, at_us, op in said
+        for at in range(0, len(op.block_ids) or 1, ID_BYTES)
+    ]
+    ranks = {(event["source"], event.get("dp_rank", 0)) for event in fixture["events"]}
+    expected = [
+        _block(event, dp_rank)
+        for event in fixture["events"]
+        if event["type"] != "HolderReset"
+        for source, dp_rank in ranks
+        # A clear that names no rank is one of every rank of its instance.
+        if source == event["source"] and (dp_rank == event.get("dp_rank", 0) or (event["type"] == "Cleared" and "dp_rank" not in event))
+    ]
+    assert sorted(blocks, key=str) == sorted(expected, key=str)
+    resets = [event for event in fixture["events"] if event["type"] == "HolderReset"]
+    assert [message.holder_reset.boundary_us for message in messages if message.holder_reset] == [
+        round(event["boundary_ms"] * 1_000) for event in resets
+    ]
+
+
+_KINDS = {"Stored": "STORE", "Removed": "REMOVE", "Cleared": "CLEAR"}
+
+
+def _block(event: dict[str, Any], dp_rank: int) -> tuple[Any, ...]:
+    cleared = event["type"] == "Cleared"
+    tier = event.get("medium")
+    return (
+        event["source"],
+        dp_rank,
+        round(event["at_ms"] * 1_000),
+        _KINDS[event["type"]],
+        event.get("group_idx", None if cleared else 0),
+        tier.upper() if tier else None,
+        b"" if cleared else foreign_id(str(event["block_hash"])),
+        event["type"] == "Stored" and event["block_size"],
+    )
+
+
+# -- the whole way
+
+TOGETHER = (
+    "audit_contradiction_alarms_naming_the_instance",
+    "gap_a_declared_drop_overlapping_the_window_degrades_it",
+    "refused_degrades_exactly_the_named_holder_over_its_window",
+    "seq_narrows_the_degraded_span_to_its_bracket",
+    "staleness_a_stop_makes_the_same_silence_a_departure",
+    "uncovered_the_bracket_runs_stop_to_start",
+)
+LISTS = ("gaps", "forwarders", "unwatched", "identity_refused", "key_spaces", "models_undeclared", "breaches", "audit", "parent_conflicts")
+
+
+def renamed(record: dict[str, Any], name: str, number: int) -> dict[str, Any]:
+    """A record of a fixture whose instances and runs are its own, so that several can lie in one store."""
+    found = dict(record)
+    if "instance_id" in found:
+        found["instance_id"] = f"{name}.{found['instance_id']}"
+    if "incarnation" in found:
+        found["incarnation"] = f"{found['incarnation']}{number}"
+    if "endpoints" in found:
+        found["endpoints"] = [endpoint | {"source": f"{name}.{endpoint['source']}"} for endpoint in found["endpoints"]]
+    return found
+
+
+def test_fixtures_through_the_command_kafka_worker_and_store(kafka: Kafka, database: Database, tmp_path: Path) -> None:
+    """`kvcensus ingest`, a broker, a worker and its store say of several fixtures at once what the same code says in one process."""
+    for number, name in enumerate(TOGETHER):
+        fixture = json.loads(shared_path(f"{CORPUS}/reader/{name}.json").read_text(encoding="utf-8"))
+        segments = [[renamed(record, name, number) for record in segment] for segment in fixture["segments"]]
+        write_lines(tmp_path / "segments" / name, segments)
+    counted_into(database, tmp_path / "segments")
+    wanted = coverage_document(assemble(load(database)), load_observation(database))
+    ranks = [(rank["rank"], rank["coverage"], rank["gaps"], rank["forwarder"], rank["lost_batches"]) for rank in wanted["ranks"]]
+    assert kvcensus("migrate", "--data-dir", str(tmp_path / "data")).returncode == 0
+    with pipeline(kafka.bootstrap_servers, tmp_path / "data") as running:
+        done = kvcensus("ingest", str(tmp_path / "segments"), "--bootstrap-servers", kafka.bootstrap_servers)
+        assert done.returncode == 0, done.stderr
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            assert running.worker is not None
+            assert running.worker.poll() is None, running.log()
+            found = running.show("coverage")
+            told = [(rank["rank"], rank["coverage"], rank["gaps"], rank["forwarder"], rank["lost_batches"]) for rank in found["ranks"]]
+            if told == ranks and all(found[name] == wanted[name] for name in LISTS):
+                break
+            assert time.monotonic() < deadline, ({name for name in LISTS if found[name] != wanted[name]}, told, ranks, running.log())
+            time.sleep(0.3)
+    assert {gap["rank"].split(".")[0] for gap in found["gaps"]["entries"]} == {TOGETHER[1], TOGETHER[3]}
+    assert {run["state"] for run in found["forwarders"]["entries"]} == {"live", "departed", "unexplained"}

@@ -31,7 +31,7 @@ def show_coverage(
 
     Forwarders may be heard of where nothing was counted yet. Raises :class:`StoreError`.
     """
-    observation = _observation(clickhouse_url, data_dir, since_us, until_us)
+    observation = _observation(clickhouse_url, data_dir, since_us, until_us, figures["semantics_version"])
     document = coverage_document(figures, observation)
     if as_json:
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
@@ -41,12 +41,14 @@ def show_coverage(
         render_coverage(document, console_for_output())
 
 
-def _observation(clickhouse_url: str | None, data_dir: Path, since_us: int | None, until_us: int | None) -> Observation:
+def _observation(
+    clickhouse_url: str | None, data_dir: Path, since_us: int | None, until_us: int | None, semantics_version: int | None
+) -> Observation:
     if not store.exists(clickhouse_url, data_dir):
         return Observation()
     with store.connect(clickhouse_url, data_dir) as database:
         try:
-            return load_observation(database, since_us, until_us)
+            return load_observation(database, since_us, until_us, semantics_version=semantics_version)
         except StoreError as error:
             if not error.schema_missing:
                 raise
