@@ -138,9 +138,10 @@ def test_figures_stay_readable_after_a_demo_and_nothing_points_there(once: subpr
     shown = run(killed, "show", "all", "--json", "--data-dir", str(killed / "demo"))
     document = json.loads(once.stdout)
     again = json.loads(shown.stdout)
-    assert {name: again[name] for name in ("repeat_compute", "duplicate_footprint", "ranks")} == {
-        name: document[name] for name in ("repeat_compute", "duplicate_footprint", "ranks")
-    }
+    for rank in again["ranks"]:
+        rank["departed"] = False  # its forwarder has stopped since, if the worker still heard so
+    for name in ("repeat_compute", "duplicate_footprint", "ranks"):
+        assert verdict.settled(again[name]) == verdict.settled(document[name])
 
 
 @linux_only
