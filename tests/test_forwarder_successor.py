@@ -110,6 +110,9 @@ def test_what_a_forwarder_could_not_deliver_goes_out_before_what_its_successor_t
     assert (second.delivered, second.undelivered) == (24 + 9, 0)
     assert list(found.lives().values()) == [list(range(25))]
     assert len(found.raw) == 33
+    # The first run's departure comes before anything of the second, whichever delivers it.
+    assert [place for place, message in enumerate(found.rank_messages) if message.departure is not None] == [21, 28]
+    assert [place for place, message in enumerate(found.rank_messages) if message.declaration is not None] == [0, 22]
     assert [record.kind for record in found.lifecycle] == ["start", "stop", "start", "stop"]
 
 
