@@ -31,6 +31,9 @@ log = logging.getLogger("kvcensus.worker")
 
 AnyAgent = Agent[Any]
 
+MOST_OF_THE_TIME = 0.05
+"""Share of a worker's time that dumps of one owner may take: a rank with very many blocks is written less often."""
+
 
 def resume_position(position: int, marks: Marks, saved: dict[str, Saved]) -> int:
     """Where a partition must be read from again: what every owner lacks lies at or behind it.
@@ -171,9 +174,10 @@ class Snapshots:
         return [owner for _, owner in sorted(due)]
 
     def _put_off(self, agent: AnyAgent, cut: Cut) -> None:
-        later = time.monotonic() + self._settings.snapshot_seconds
+        now = time.monotonic()
         for dump in cut.dumps:
-            self._due[agent.name, cut.partition, dump.owner] = later
+            later = max(self._settings.snapshot_seconds, dump.seconds / MOST_OF_THE_TIME)
+            self._due[agent.name, cut.partition, dump.owner] = now + later
 
     async def _write(self, agent: AnyAgent, cut: Cut) -> None:
         """The dumps, the manifest that names them, the deletion of what they replaced, the positions: each once the one before is there."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
-from schemas.records import RankMessage
+from schemas import topics
+from schemas.records import RankMessage, rank_key
+from schemas.topics import DEAD_LETTER_BYTES
+from streams.state import Manifest, manifest_key
+from streams.tables import STATE
+from tests.faults.kills import OPTIONS, kills
 from tests.kafka import Kafka
-from tests.workers import Expected, Feed, View, Worker, small_stream
-
-MOMENTS = ("read", "sent", "given", "chunks", "written", "committed", "restored")
-QUICK = ("--kafka-option", "session.timeout.ms=2000", "--snapshot-seconds", "0.3", "--flush-seconds", "0.2", "--no-sink")
+from tests.workers import Expected, Feed, View, small_stream, until, working
 
 
 @pytest.fixture(scope="module")
@@ -31,29 +32,77 @@ def view(kafka: Kafka) -> Iterator[View]:
     shown.close()
 
 
+def durable_no_further_than_written(kafka: Kafka) -> int:
+    """Positions committed of the input, none beyond what the manifests on the state topic say; how many there are."""
+    read = (topics.BATCHES, topics.RESIDENCY, topics.DUPLICATE_STEPS)
+    places = [TopicPartition(topic.name, number) for topic in read for number in range(1 if topic.single_partition else kafka.partitions)]
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "kvcensus-worker-state"})
+    try:
+        committed = {(place.topic, place.partition): place.offset for place in consumer.committed(places, timeout=20) if place.offset > 0}
+        consumer.assign([TopicPartition(STATE.name, number, 0) for number in range(kafka.partitions)])
+        resume: dict[tuple[str, int], int] = {}
+        agents = {manifest_key(name): topic.name for name, topic in zip(("holder", "fleet", "merger"), read, strict=True)}
+        while messages := consumer.consume(500, timeout=1.0):
+            for message in messages:
+                if message.key() in agents:
+                    place = agents[_bytes(message.key())], message.partition() or 0
+                    resume[place] = msgspec.msgpack.decode(_bytes(message.value()), type=Manifest).resume
+    finally:
+        consumer.close()
+    assert all(offset <= resume[place] for place, offset in committed.items()), (committed, resume)
+    return len(committed)
+
+
+def _bytes(value: str | bytes | None) -> bytes:
+    assert isinstance(value, bytes)
+    return value
+
+
 def test_killed_ten_times_it_comes_to_the_undisturbed_figures(kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path) -> None:
     expected = Expected(stream, kafka)
-    feed = Feed(kafka)
-    chance = random.Random(4)
-    portion = -(-len(stream) // 11)
-    for number in range(10):
-        began = time.time()
-        feed.send(stream[number * portion : (number + 1) * portion])
-        moment = MOMENTS[number % len(MOMENTS)]
-        times = 1 if moment == "restored" else chance.randint(1, 60 if moment == "read" else 12)
-        command = [sys.executable, "-m", "tests.faults.mortal", f"{moment}:{times}", "worker"]
-        worker = Worker(kafka.bootstrap_servers, tmp_path, *QUICK, command=command)
-        try:
-            code = worker.wait()
-        finally:
-            worker.end(signal.SIGKILL)
-        print(moment, times, code, time.time() - began, worker.output)
-        assert code == -signal.SIGKILL, worker.output
-    feed.send(stream[10 * portion :])
-    worker = Worker(kafka.bootstrap_servers, tmp_path, *QUICK, command=[sys.executable, "-m", "console.cli", "worker"])
-    try:
+    for number, kill in enumerate(kills(kafka, stream, tmp_path, number=10, seed=4)):
+        assert kill.exit_code == -signal.SIGKILL, kill.output
+        if number % 4 == 3:
+            durable_no_further_than_written(kafka)
+    with working(kafka, tmp_path, *OPTIONS) as worker:
         expected.on_topics(view)
         assert worker.end() == 0
         assert "goes on from a snapshot" in worker.output
-    finally:
-        worker.end(signal.SIGKILL)
+    assert durable_no_further_than_written(kafka) >= 3, "of each agent something is durable"
+
+
+@pytest.mark.partitions(2)
+def test_a_message_that_cannot_be_read_is_set_aside_and_its_rank_shows_it(
+    kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path
+) -> None:
+    feed = Feed(kafka)
+    half = len(stream) // 2
+    rank = rank_key(stream[0].instance_id, stream[0].dp_rank)
+    payload = b"not Avro " * 40_000
+    for begin, end in ((0, half), (half, len(stream))):
+        feed.send(stream[begin:end])
+        with working(kafka, tmp_path, *OPTIONS) as worker:
+            until(lambda: view.update().duplicates, "results")
+            if not begin:
+                feed.raw(topics.BATCHES, payload, rank)
+                for topic in (topics.RESIDENCY, topics.DUPLICATE_STEPS):
+                    feed.raw(topic, b"not Avro", partition=0)
+                feed.flush()
+                until(lambda: len(view.update().letters) == 3, "three dead letters")
+            else:
+                until(lambda: sum(row.batches for row in view.update().ranks.values()) == _batches(stream), "every batch")
+            assert worker.end() == 0
+    letters = {letter.reader: letter for letter in view.letters.values()}
+    assert {reader: letter.topic for reader, letter in letters.items()} == {
+        "holder": topics.BATCHES.name,
+        "fleet": topics.RESIDENCY.name,
+        "merger": topics.DUPLICATE_STEPS.name,
+    }
+    assert (letters["holder"].payload_bytes, len(letters["holder"].payload)) == (len(payload), DEAD_LETTER_BYTES)
+    assert letters["holder"].key == rank.encode()
+    shown = {rank_key(row.instance_id, row.dp_rank) for row in view.ranks.values() if "unreadable" in row.reasons}
+    assert shown == {rank}, "of all ranks the one that it belonged to"
+
+
+def _batches(stream: list[RankMessage]) -> int:
+    return len({(message.life_id, message.seq) for message in stream if message.batch is not None})

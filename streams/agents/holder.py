@@ -126,7 +126,9 @@ class HolderAgent(Agent[RankMessage]):
         if self._cores.get(rank) is not core:  # its partition moved away: whoever holds it gives this out
             return
         for shard, messages in enumerate(news.changes):
-            for changes in messages:
+            for number, changes in enumerate(messages):
+                if number:  # a hole must not follow
+                    await self.outbox.settle()
                 await send_changes(self.outbox, self._residency, shard, changes, rank)
         for row in news.windows:
             if self._ledger.is_news(row):
