@@ -100,6 +100,7 @@ class FleetNews:
         self.told = Told()
         self.departed = False
         self.moved = False
+        self._at_once = True  # the next batch is told in a message of its own: the first, and the first after a departure
         self._rank = (instance_id, dp_rank)
         self._shards = shards
         self._steps: list[list[ResidencyStep]] = [[] for _ in range(shards)]
@@ -140,6 +141,12 @@ class FleetNews:
                 self._steps[shard].append(ResidencyStep(offset, at, tier, size, b"".join(opened), b"".join(closed), b"".join(parents)))
         self.moved = True
 
+    def counted(self, offset: int, at: int) -> None:
+        """The batch at ``offset`` was counted, and everything it changed was told: nothing else of that offset follows."""
+        if self._at_once:
+            self._at_once = False
+            self.seal(offset, at)
+
     def observe(self, start_us: int, end_us: int) -> None:
         """The stretch from ``start_us`` to ``end_us`` was observed; stretches come in their order."""
         if self._observed and self._observed[-1] == start_us:
@@ -162,13 +169,18 @@ class FleetNews:
         self.moved = watermark_us > 0  # before its first engine time nobody has heard of the rank
 
     def depart(self, offset: int, watermark_us: int, departed: bool) -> None:
-        """The rank departed at ``offset``, or came back there: either is told whenever the next message is cut."""
+        """The rank departed at ``offset``, or comes back with the batch there.
+
+        Either is told in a message of its own, so that its engine time is told exactly, wherever messages are cut.
+        """
         if departed == self.departed:
             return
-        if not departed:
-            self.seal(offset - 1, watermark_us)
+        self.seal(offset - 1, watermark_us)
         self.departed = departed
-        self.moved = self.moved or watermark_us > 0
+        self._at_once = not departed
+        if departed and watermark_us:
+            self.moved = True
+            self.seal(offset, watermark_us)
 
     def seal(self, offset: int, watermark_us: int) -> None:
         """Make a message for each shard of what is pending, up to the message at ``offset``; nothing if nothing is."""

@@ -50,15 +50,15 @@ class History:
     def __len__(self) -> int:
         return self.blocks + len(self.carried)
 
-    def lost(self, group: int, block: Block) -> None:
-        """Nothing of ``block`` is open any more; its loss is to be remembered. Times of loss never go back within a life."""
-        self.blocks += 1
-        self._lost.append(block)
+    def lost(self, group: int, at_us: int, blocks: list[Block]) -> None:
+        """Nothing of ``blocks`` is open any more since ``at_us``; that is to be remembered. Times of loss never go back within a life."""
+        self.blocks += len(blocks)
+        self._lost += blocks
         stretches = self._stretches
-        if stretches and stretches[-1][1] == block.lost_at and stretches[-1][0] == group:
-            stretches[-1][2] += 1
+        if stretches and stretches[-1][1] == at_us and stretches[-1][0] == group:
+            stretches[-1][2] += len(blocks)
         else:
-            stretches.append([group, block.lost_at, 1])
+            stretches.append([group, at_us, len(blocks)])
 
     def carry(self, group: int, content: bytes, past: Past) -> None:
         """Remember ``content`` beyond the end of the life; :meth:`end_life` must follow."""
@@ -77,12 +77,17 @@ class History:
 
     def forget(self, now_us: int, groups: dict[int, Blocks]) -> dict[int, int]:
         """Forget what is out of bounds at ``now_us``, out of ``groups`` too; how many blocks of each group."""
+        stretches = self._stretches
+        horizon = now_us - self._history_us
+        if not self.carried and self.blocks <= self._most and (not stretches or stretches[0][1] >= horizon):
+            if len(self._lost) > 2 * self.blocks + _STALE:
+                self._tidy()
+            return {}
         forgotten: dict[int, int] = {}
         over = self.blocks + len(self.carried) - self._most
-        horizon = now_us - self._history_us
-        while over > 0 or (self._stretches and self._stretches[0][1] < horizon) or self._oldest_carried() < horizon:
+        while over > 0 or (stretches and stretches[0][1] < horizon) or self._oldest_carried() < horizon:
             self._trim()
-            carried, own = self._oldest_carried(), self._stretches[0][1] if self._stretches else now_us + 1
+            carried, own = self._oldest_carried(), stretches[0][1] if stretches else now_us + 1
             if over <= 0 and min(carried, own) >= horizon:
                 break
             if carried <= own:
@@ -142,7 +147,7 @@ class History:
     def restore(self, lost: Iterable[tuple[int, Block]], carried: dict[Key, Past], blocks: int) -> None:
         """Take over what :meth:`queue`, ``carried`` and ``blocks`` of another were, in their order."""
         for group, block in lost:
-            self.lost(group, block)
+            self.lost(group, block.lost_at, [block])
         self.blocks = blocks  # a block that was lost twice in one instant stands in the queue twice
         self.carried = carried
         self._order = deque(carried)

@@ -105,51 +105,78 @@ class Holdings:
 
     def _store_on_gpu(self, group: int, op: Op, tally: Tally, first: int) -> None:
         blocks = self.groups[group]
-        ids, contents, given = op.block_ids, op.content_ids, op.block_size
-        if ids:
+        ids, contents, given, at = op.block_ids, op.content_ids, op.block_size, self.at
+        end = len(ids)
+        if end:
             self.gpu_groups.add(group)
         single = len(self.groups) == 1
         tells_copies = self.reuse_reporting != "unlabelled"
         held, touched = self.fleet.of_tier(GPU)
-        history = self.history
-        resident = self.resident[group]
-        at = self.at
+        carried = self.history.carried
         linked, before = _first_parent(op)
         before_id = op.parent_block_id
         chained = op.parent_state != "UNKNOWN" or before_id is not None  # else nobody can say that its blocks follow each other
+        # The block before, until this store's going on from it was taken into account.
         previous = None if before_id is None else blocks.get(before_id)
         if previous is not None:
             before_id = previous.id  # one object for all who name it
-        stored_tokens = resolved_tokens = unidentified = 0
-        for index, start in enumerate(range(0, len(ids), ID_BYTES), first):
+        new_blocks = new_tokens = stored_tokens = resolved_tokens = unidentified = 0
+        for index, start in enumerate(range(0, end, ID_BYTES), first):
             block_id = ids[start : start + ID_BYTES]
             content: bytes | None = None
             if contents:
                 content = contents[start : start + ID_BYTES]
                 if content == NO_ID:
                     content = None
-            block = blocks.get(block_id)
-            if block is None:
-                block = blocks[block_id] = Block(block_id, content, given)
-            else:
-                if not block.size:
-                    self._take_size(group, block, given)
-                if content is not None and block.content is None:
-                    self._become_known(group, block, content, before)
-            if content is not None and not single:
-                self._tell_other_groups(group, block_id, content, given, before)
-            size = block.size
-            stored_tokens += size
-            if block.content is None:
-                unidentified += 1
-            else:
-                resolved_tokens += size
-            # A second store that goes on from a resident block is another request's: it found the block (R3 of unreused).
+            # A second store that goes on from a resident block is another request's: it found the block.
             if previous is not None and previous.use != USED and previous.gpu:
                 if previous.use == CONTINUED:
                     show_used(blocks, previous)
                 else:
                     previous.use = CONTINUED
+            block = blocks.get(block_id)
+            if block is None:
+                # Made as it will be: what comes next in the run goes on from it.
+                goes_on = chained and start + ID_BYTES < end
+                block = blocks[block_id] = Block(
+                    block_id, content, given, 1, True, None, at, 0, NONE, before_id, CONTINUED if goes_on else FRESH
+                )
+                if content is not None:
+                    if not single:
+                        self._tell_other_groups(group, block_id, content, given, before)
+                    if carried:
+                        self._come_back(tally, group, block, index, before, before_id)
+                        block.stored_at = at
+                    if content in held or content in touched:
+                        open_content(held, touched, content, given, before)
+                    else:
+                        held[content] = 1
+                        touched[content] = (False, given, before)
+                    resolved_tokens += given
+                else:
+                    unidentified += 1
+                stored_tokens += given
+                new_blocks += 1
+                new_tokens += given
+                if chained:
+                    previous, before_id = None, block_id
+                if linked:
+                    before = content or UNKNOWN_PARENT
+                continue
+            if not block.size:
+                self._take_size(group, block, given)
+            if content is not None:
+                if block.content is None:
+                    self._become_known(group, block, content, before)
+                if not single:
+                    self._tell_other_groups(group, block_id, content, given, before)
+            size = block.size
+            content = block.content
+            stored_tokens += size
+            if content is None:
+                unidentified += 1
+            else:
+                resolved_tokens += size
             if block.parent is None:
                 block.parent = before_id
             if block.gpu:
@@ -158,23 +185,27 @@ class Holdings:
                     self._recompute(tally, group, block, CONCURRENT, index, before, before_id)
                 if block.use != USED:
                     show_used(blocks, block)
+                block.gpu += 1
             else:
-                if block.cause or block.others is not None or history.carried:
+                if block.cause or block.others is not None or carried:
                     self._come_back(tally, group, block, index, before, before_id)
                 block.stored_at = at
                 block.use = FRESH
-                resident[0] += 1
-                resident[1] += size
-            block.gpu += 1
+                block.gpu = 1
+                new_blocks += 1
+                new_tokens += size
             if not block.gpu_open:
                 block.gpu_open = True
-                if block.content is not None:
-                    open_content(held, touched, block.content, size, before)
+                if content is not None:
+                    open_content(held, touched, content, size, before)
             if chained:
                 previous, before_id = block, block.id
             if linked:
-                before = block.content or UNKNOWN_PARENT
-        count = len(ids) // ID_BYTES
+                before = content or UNKNOWN_PARENT
+        count = end // ID_BYTES
+        resident = self.resident[group]
+        resident[0] += new_blocks
+        resident[1] += new_tokens
         resident[2] += count
         self.unidentified += unidentified
         counters = tally.counters
@@ -292,41 +323,54 @@ class Holdings:
     def _remove_from_gpu(self, group: int, blocks: Blocks, ids: bytes, tally: Tally) -> None:
         unlabelled, last_copy = self.reuse_reporting == "unlabelled", self.last_copy
         held, touched = self.fleet.of_tier(GPU)
-        resident, counters, lifetime, at = self.resident[group], tally.counters, tally.lifetime, self.at
+        lifetime, at = tally.lifetime, self.at
         stored_at, lived = at, 0
+        unjoined = removed = ended_blocks = ended_tokens = gone_blocks = gone_tokens = unreused_blocks = unreused_tokens = 0
+        lost: list[Block] = []
         for start in range(0, len(ids), ID_BYTES):
             block = blocks.get(ids[start : start + ID_BYTES])
             if block is None or not block.gpu:  # rule 1: opens no history
-                counters.unjoined_evicts += 1
+                unjoined += 1
                 continue
-            copies = block.gpu
+            copies, size = block.gpu, block.size
             left = 0 if last_copy else copies - 1
             # Rule 3, each reading can only undercount: announced stores may be no copies, so one removal ends at most one.
             ended = 1 if unlabelled else copies - left
             if block.gpu_open and (unlabelled or not left):
                 block.gpu_open = False
-                if block.content is not None:
-                    close_content(held, touched, block.content, block.size)
+                content = block.content
+                if content is not None:
+                    close_content(held, touched, content, size)
             block.gpu = left
-            size = block.size
-            counters.evicted_blocks += ended
-            counters.evicted_tokens += ended * size
-            resident[2] -= copies - left
+            ended_blocks += ended
+            ended_tokens += ended * size
+            removed += copies - left
             if left:
                 continue
-            resident[0] -= 1
-            resident[1] -= size
+            gone_blocks += 1
+            gone_tokens += size
             if block.stored_at != stored_at:  # whole runs go together
                 stored_at = block.stored_at
                 lived = bucket(at - stored_at)
             lifetime[lived] = lifetime.get(lived, 0) + 1
             if block.use != USED:
-                counters.unreused_blocks += 1
-                counters.unreused_tokens += size
+                unreused_blocks += 1
+                unreused_tokens += size
             block.cause = EVICTED
             block.lost_at = at
             if block.others is None or not block.off_gpu():
-                self.history.lost(group, block)
+                lost.append(block)
+        if lost:
+            self.history.lost(group, at, lost)
+        resident, counters = self.resident[group], tally.counters
+        resident[0] -= gone_blocks
+        resident[1] -= gone_tokens
+        resident[2] -= removed
+        counters.unjoined_evicts += unjoined
+        counters.evicted_blocks += ended_blocks
+        counters.evicted_tokens += ended_tokens
+        counters.unreused_blocks += unreused_blocks
+        counters.unreused_tokens += unreused_tokens
 
     def _remove_off_gpu(self, group: int, blocks: Blocks, tier: str, ids: bytes, tally: Tally) -> None:
         unlabelled = self.reuse_reporting == "unlabelled"
@@ -351,7 +395,7 @@ class Holdings:
             block.cause = cause
         block.lost_at = self.at
         if not block.gpu and not block.off_gpu():
-            self.history.lost(group, block)
+            self.history.lost(group, self.at, [block])
 
     def clear(self, op: Op, tallies: dict[int, Tally]) -> None:
         """Close everything in the scope; every scope field the clear lacks means "all" (rule 1)."""

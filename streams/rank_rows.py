@@ -92,7 +92,7 @@ class Row(msgspec.Struct):
     rate: float | None = None
     rate_source: str | None = None
     pool_blocks: int | None = None
-    standing: tuple[str, ...] = ()
+    standing: list[str] = []
     reasons: list[str] = []
     groups: dict[int, Tally] = {}
 

@@ -101,7 +101,9 @@ class RankCore:
         self._dirty: dict[tuple[str, int], None] = {}
         self._provisional: dict[tuple[str, int], None] = {}
         self._current: Row | None = None
-        self._standing: tuple[str, ...] = ()
+        self._standing: list[str] = []
+        self._connector: str | None = None
+        self._rate: float | None = None
         self._apply_declaration()
 
     # -- input -----------------------------------------------------------------------------------------------
@@ -192,6 +194,7 @@ class RankCore:
     def _depart(self, departed: bool) -> None:
         """Until the rank's next message nobody expects to hear of it."""
         self._departed = departed
+        self._restand()
         if departed:
             self._fleet.depart(self.offset, self.watermark_us, True)
         if self.watermark_us:
@@ -284,6 +287,7 @@ class RankCore:
         self._forget(row, at)
         self._fill(row)
         self._fleet.flush(self.offset, at)
+        self._fleet.counted(self.offset, at)
 
     def _announce(self, message: RankMessage, ops: list[Op]) -> None:
         """Before a batch is counted: that the rank is back, and what its blocks weigh now that it shows another cache group."""
@@ -291,9 +295,15 @@ class RankCore:
         if not new_life and self._next_seq is not None and message.seq < self._next_seq:
             return
         since = self.watermark_us
+        if since and message.at_us // self._window_us > since // self._window_us:
+            # No message to the fleet spans windows: which of them hold a batch is then told wherever messages are cut.
+            self._fleet.seal(self.offset - 1, since)
         self._fleet.depart(self.offset, since, False)
         known = {} if new_life else self._holdings.groups
-        shown = {op.group_idx or 0 for op in ops if op.kind == "STORE" and (op.group_idx or 0) not in known and self._holdings.opens(op)}
+        shown = set()
+        for op in ops:
+            if op.kind == "STORE" and (op.group_idx or 0) not in known and self._holdings.opens(op):
+                shown.add(op.group_idx or 0)
         if shown:
             self._byte_groups = shown.union(known)
             now = told(self._declaration, self._byte_groups, max(message.at_us, since) if since else 0)
@@ -338,19 +348,12 @@ class RankCore:
         declaration = self._declaration
         self._holdings.reuse_reporting = declaration.reuse_reporting
         self._holdings.last_copy = declaration.removals == "last_copy"
-        self._set_rate()
         self._restand()
-
-    def _set_rate(self) -> None:
-        declared = self._declaration
-        self._rate = self._engine.rate if declared.prefill_rate is None else declared.prefill_rate
-        self._holdings.set_rate(self._rate, 1 if declared.gpus_per_rank is None else declared.gpus_per_rank)
 
     def _scrape(self, scrape: Scrape) -> None:
         """Hold what was counted so far against what the engine says of itself."""
         if not self._engine.take(scrape):
             return
-        self._set_rate()
         self._restand()
         holdings = self._holdings
         found = self._engine.contradictions(
@@ -378,21 +381,30 @@ class RankCore:
                 row.breaches.append(breach)
             self._name(row, breach.kind)
 
-    def _connector(self) -> str | None:
-        return self._declaration.kv_connector or (SEEN_CONNECTOR if self._engine.connector else None)
-
     def _restand(self) -> None:
-        """Look again which reasons hold for the rank as a whole."""
+        """Look again at what holds for the rank as a whole; rows take it over when they are next touched."""
+        declared = self._declaration
+        self._connector = declared.kv_connector or (SEEN_CONNECTOR if self._engine.connector else None)
+        self._rate = self._engine.rate if declared.prefill_rate is None else declared.prefill_rate
+        self._holdings.set_rate(self._rate, 1 if declared.gpus_per_rank is None else declared.gpus_per_rank)
         holds = {
-            "unlabelled": self._declaration.reuse_reporting == "unlabelled",
+            "unlabelled": declared.reuse_reporting == "unlabelled",
             "warmup": self._warmup,
-            "kv_connector": self._connector() is not None,
+            "kv_connector": self._connector is not None,
             "history_forgotten": self._forgot,
         }
-        self._standing = tuple(reason for reason, here in holds.items() if here)
+        self._standing = [reason for reason, here in holds.items() if here]
 
     def _stand(self, row: Row) -> None:
+        declared = self._declaration
         row.standing = self._standing
+        row.declared = declared
+        row.warmup = self._warmup
+        row.departed = self._departed
+        row.connector = self._connector
+        row.rate = self._rate
+        row.rate_source = None if self._rate is None else "measured" if declared.prefill_rate is None else "declared"
+        row.pool_blocks = self._engine.pool_blocks
         for reason in self._standing:
             self._name(row, reason)
 
@@ -465,7 +477,6 @@ class RankCore:
         self._history.end_life()
         self._holdings.begin_life(life_id)
         self._engine = EngineView(pool_blocks=self._engine.pool_blocks)
-        self._set_rate()
         self._restand()
 
     # -- windows and coverage (rule 8) -----------------------------------------------------------------------------
@@ -485,18 +496,11 @@ class RankCore:
         return row
 
     def _mark(self, row: Row) -> Row:
-        declared = self._declaration
+        """Note that ``row`` changed, and in it what holds for the rank as a whole."""
         row.changed_at = self.offset
-        row.declared = declared
-        row.warmup = self._warmup
-        row.departed = self._departed
-        row.connector = self._connector()
-        row.rate = self._rate
-        row.rate_source = None if self._rate is None else "measured" if declared.prefill_rate is None else "declared"
-        row.pool_blocks = self._engine.pool_blocks
+        self._dirty[row.life_id, row.start] = None
         if row.standing is not self._standing:
             self._stand(row)
-        self._dirty[row.life_id, row.start] = None
         return row
 
     def _observe(self, row: Row, at: int) -> None:
@@ -530,11 +534,18 @@ class RankCore:
             counters.resident_blocks = blocks
             counters.resident_tokens = tokens
             counters.resident_copies = copies
+        kinds, on_gpu = holdings.kinds, holdings.gpu_groups
         for group, tally in row.groups.items():
             counters = tally.counters
-            counters.spec_kind = holdings.kinds.get(group)
-            counters.gpu = group in holdings.gpu_groups
-            counters.kv_bytes_per_token = group_bytes(self._declaration, group, len(holdings.groups))
+            counters.spec_kind = kinds.get(group)
+            counters.gpu = group in on_gpu
+            counters.kv_bytes_per_token = self._bytes_of(group)
+
+    def _bytes_of(self, group: int) -> int | None:
+        declared = self._declaration
+        if not declared.kv_bytes_by_group and declared.kv_bytes_per_token is None:
+            return None
+        return group_bytes(declared, group, len(self._holdings.groups))
 
     # -- output --------------------------------------------------------------------------------------------------
 
