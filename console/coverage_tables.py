@@ -151,7 +151,7 @@ def _key_spaces(document: Document, console: Console) -> None:
 def _audit(document: Document, console: Console) -> None:
     names = ("audited", "agreed", "mismatched", "underresolved", "indeterminate", "unjoined")
     worst = sorted(document["audit"], key=lambda each: (-each["mismatched"], -each["underresolved"], each["instance_id"]))
-    rows = [(escaped(each["instance_id"]), *(f"{each[name]:,}" for name in names)) for each in worst]
+    rows = [(escaped(each["instance_id"]), *(f"{each[name]:,}" for name in names)) for each in worst if each["audited"]]
     if rows:
         sampled = worst[0]["sampled"]
         title = "Removals against the stores before them" + (f" (one block in {sampled})" if sampled > 1 else "")

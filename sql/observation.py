@@ -144,7 +144,8 @@ class Audit:
     ``agreed``: both name the same content, or neither names any. ``mismatched``: within one life they name two. ``underresolved``: the
     store named it and the removal in the same life does not. ``indeterminate``: no claim can be made, since the store is of another life
     or of records that belong to none, or itself named no content. ``unjoined``: no store came before it; of one instant nobody can say
-    which came first. ``sampled``: one block in so many was looked at.
+    which came first. ``unclaimed``, and not audited: they name no content and never do, as removals of kvcensus' own
+    forwarders, which a block's id joins to its store. ``sampled``: one block in so many was looked at.
     """
 
     instance_id: str
@@ -153,6 +154,7 @@ class Audit:
     underresolved: int = 0
     indeterminate: int = 0
     unjoined: int = 0
+    unclaimed: int = 0
     sampled: int = 1
 
     @property

@@ -18,6 +18,9 @@ LOOKED_AT = 4_000_000
 ORPHAN = "orphan-"
 """How lives of recovered segments without an owner are named: their records belong to no sequence."""
 
+_CLAIMS = "(content_id IS NOT NULL OR position(life_id, '/') > 0)"
+"""Whether a removal is held to what it says of its content: lives that ingest made for other producers are named with slashes."""
+
 SKEW_US = 1_000_000
 """Content counts between instances once two have held it for so long."""
 
@@ -61,8 +64,16 @@ def audit(database: Database, span: Bounds, sampled: int) -> list[Audit]:
     """Removals in the span against stores at any earlier time: a removal's store may lie long before the span."""
     holder = "instance_id, dp_rank, ifNull(group_idx, 0) AS g, upper(ifNull(tier, 'GPU')) AS t, block_id AS b"
     facts = "FROM block_events FINAL WHERE ifNull(upper(locality), '') != 'REMOTE' AND cityHash64(block_id) % {sampled:UInt64} = 0"
-    removals = f"SELECT {holder}, life_id AS life, content_id, at {facts} AND kind = 'evict' AND {span.inside('at')}"
-    before = span.inside("at", upto=True)
+    evicted = f"{facts} AND kind = 'evict' AND {span.inside('at')}"
+    parameters = span.parameters | {"sampled": sampled, "orphan": ORPHAN}
+    found = {
+        instance: Audit(instance, unclaimed=unclaimed, sampled=sampled)
+        for instance, unclaimed in database.query(
+            f"SELECT instance_id, countIf(NOT {_CLAIMS}) {evicted} GROUP BY instance_id ORDER BY instance_id", parameters
+        ).rows
+    }
+    removals = f"SELECT {holder}, life_id AS life, content_id, at {evicted} AND {_CLAIMS}"
+    before = f"{span.inside('at', upto=True)} AND instance_id IN (SELECT DISTINCT instance_id {evicted} AND {_CLAIMS})"
     stores = f"SELECT {holder}, toNullable(toString(life_id)) AS life, content_id, at {facts} AND kind = 'store' AND {before}"
     rows = database.query(
         f"""
@@ -85,12 +96,13 @@ def audit(database: Database, span: Bounds, sampled: int) -> list[Audit]:
         GROUP BY instance
         ORDER BY instance
         """,
-        span.parameters | {"sampled": sampled, "orphan": ORPHAN},
+        parameters,
     ).rows
-    return [
-        Audit(instance, agreed, mismatched, underresolved, joined - agreed - mismatched - underresolved, unjoined, sampled)
-        for instance, agreed, mismatched, underresolved, joined, unjoined in rows
-    ]
+    for instance, agreed, mismatched, underresolved, joined, unjoined in rows:
+        audited = found[instance]
+        audited.agreed, audited.mismatched, audited.underresolved, audited.unjoined = agreed, mismatched, underresolved, unjoined
+        audited.indeterminate = joined - agreed - mismatched - underresolved
+    return list(found.values())
 
 
 def parent_conflicts(database: Database, span: Bounds, sampled: int) -> int:
