@@ -226,7 +226,9 @@ def trunks(ranks: list[Rank], contents: Contents, at: int) -> list[Trunk]:
         for content, held in held_by(rank, GPU).items():
             if any(_covers(since, until, at) for since, until, _ in held):
                 holders[content].add(key_of(rank))
-            first[content] = min([first.get(content, held[0][0]), held[0][0]])
+        for (tier, content), since in rank.first_seen.items():
+            if tier == GPU:
+                first[content] = min(first.get(content, since), since)
     shared = {content: frozenset(keys) for content, keys in holders.items() if len(keys) > 1}
 
     def next_of(content: int) -> int | None:

@@ -260,6 +260,8 @@ class Rank:
         self.open_since: dict[tuple[str, int], int] = {}
         self.intervals: dict[tuple[str, int], list[tuple[int, int | None]]] = defaultdict(list)
         self.opened_by: dict[tuple[str, int, int], str] = {}  # (tier, content, since) -> the workload it was opened under
+        self.touched: set[tuple[str, int]] = set()  # by this batch
+        self.first_seen: dict[tuple[str, int], int] = {}  # held after a batch, however shortly
         self.tiers: set[str] = set()
         self._summed: Counter[str] | None = None
         self._read()
@@ -414,6 +416,10 @@ class Rank:
         if groups_before != set(self.life.blocks):
             self.byte_groups = set(self.life.blocks)
             self.weights.append((at if heard_before else 0, self._weight()))
+        for key in self.touched:
+            if self.open_count[key]:
+                self.first_seen.setdefault(key, at)
+        self.touched.clear()
         self._forget()
         self._stand(self.now)
         if self.states:
@@ -510,6 +516,7 @@ class Rank:
         if content is None:
             return
         key = (tier, content)
+        self.touched.add(key)
         before = self.open_count[key]
         self.open_count[key] = before + change
         if before == 0:

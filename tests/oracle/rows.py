@@ -222,7 +222,9 @@ def _all_scopes(
         part = changes[fleet.key_of(rank)]
         borders = [first - first % window_us]
         # The scope of a rank changes at the first window that begins at or after the declaration.
-        borders = sorted({borders[0]} | {-(-at // window_us) * window_us for at, _ in rank.declarations if first < at < reached})
+        borders = sorted(
+            {borders[0]} | {-(-at // window_us) * window_us for at, _ in rank.declarations if first - first % window_us < at < reached}
+        )
         for start, end in zip(borders, [*borders[1:], reached], strict=True):
             if start >= reached:
                 continue
