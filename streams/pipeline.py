@@ -353,7 +353,9 @@ class CensusApp(faust.App):
     # -- watchdog -----------------------------------------------------------------------------------------------
 
     def _positions(self) -> dict[tuple[str, int], int]:
+        """Where the agents stand; partitions whose state is being read do not move, and are not stuck."""
         positions: dict[tuple[str, int], int] = {}
         for agent in self.counting:
-            positions.update(agent.positions.all())
+            unready = agent.unready
+            positions.update({place: offset for place, offset in agent.positions.all().items() if place[1] not in unready})
         return positions

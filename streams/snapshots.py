@@ -143,10 +143,12 @@ class Snapshots:
         """Write what is due (``everything``: all that changed). What cannot be written now is tried again."""
         for agent in agents:
             for partition in agent.held():
-                while owners := self._to_write(agent, partition, everything):
+                done: set[str] = set()
+                while owners := [owner for owner in self._to_write(agent, partition, everything) if owner not in done]:
                     cut = await agent.cut(partition, owners)
                     if cut is None:
                         break
+                    done.update(dump.owner for dump in cut.dumps)
                     try:
                         await self._write(agent, cut)
                     except KvcensusError as error:

@@ -24,7 +24,8 @@ CHUNK_BYTES = 256 * 1024
 class Rules(msgspec.Struct, frozen=True):
     """What a snapshot must have been made under to be of use: everything that changes what a core holds or says.
 
-    ``input_id`` is the broker's own id of the topic that is read (empty: it tells none): positions mean nothing in another topic.
+    ``input_id`` is the broker's own id of the topic that is read: positions mean nothing in another topic. Empty, where the broker told
+    none, it fits any.
     """
 
     semantics_version: int
@@ -149,8 +150,8 @@ class StateLog:
         for manifest in manifests:
             if manifest.format != FORMAT:
                 out.why = out.why or f"of format {manifest.format}, not {FORMAT}"
-            elif manifest.rules != rules:
-                out.why = out.why or f"made under other rules: {', '.join(_differences(manifest.rules, rules))}"
+            elif differences := [*_differences(manifest.rules, rules)]:
+                out.why = out.why or f"made under other rules: {', '.join(differences)}"
             elif (owners := self._assembled(agent, manifest)) is None:
                 out.why = out.why or "not whole"
             else:
@@ -176,6 +177,8 @@ def _agent_of(key: bytes) -> str:
 
 def _differences(one: Rules, other: Rules) -> Iterator[str]:
     for name in one.__struct_fields__:
+        if name == "input_id" and not (one.input_id and other.input_id):
+            continue
         if getattr(one, name) != getattr(other, name):
             yield f"{name} {getattr(one, name)}, now {getattr(other, name)}"
 

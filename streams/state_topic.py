@@ -1,11 +1,12 @@
 """The state topic on the broker: reading partitions of it, writing to it, and committing how far it reaches.
 
-Blocking; for one thread at a time.
+Blocking; threads wait for each other.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
@@ -51,32 +52,44 @@ class StateTopic:
             },
             logger=_quiet,
         )
-        self._producer = Producer(
-            {**config, "enable.idempotence": True, "linger.ms": 5, "message.max.bytes": MAX_MESSAGE_BYTES}, logger=_quiet
-        )
+        self._producer_config = {
+            **config,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "message.max.bytes": MAX_MESSAGE_BYTES,
+            "message.timeout.ms": round(WRITE_SECONDS * 1000),
+        }
+        self._producer = Producer(self._producer_config, logger=_quiet)
         self._admin = AdminClient(config, logger=_quiet)
         self._ids: dict[str, str] = {}
+        # A rebalance may give up waiting for a thread that is still reading here, and ask again.
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Let go of the connections; what is not acknowledged yet is given up."""
-        self._producer.purge()
-        self._consumer.close()
+        with self._lock:
+            self._producer.purge()
+            self._consumer.close()
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def topic_id(self, topic: str) -> str:
         """The broker's own id of ``topic``, which a topic made anew does not have; empty where the broker tells none."""
-        if topic not in self._ids:
-            try:
-                told = self._admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)[topic].result(ANSWER_SECONDS)
-                self._ids[topic] = str(told.topic_id or "")
-            except Exception as error:  # an embedded broker that does not know the request
-                log.debug("id of %s: %s", topic, error)
-                self._ids[topic] = ""
-        return self._ids[topic]
+        with self._lock:
+            if topic not in self._ids:
+                try:
+                    asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)
+                    self._ids[topic] = str(asked[topic].result(ANSWER_SECONDS).topic_id or "")
+                except Exception as error:  # a broker that does not know the request, or does not answer it now
+                    log.debug("id of %s: %s", topic, error)
+            return self._ids.get(topic, "")
 
     def restore(self, wanted: Mapping[int, Mapping[str, Rules]]) -> dict[tuple[int, str], Restored]:
         """What ``wanted`` (partition to agents and their rules) begin with. Raises :class:`KvcensusError` if the broker does not answer."""
+        with self._lock:
+            return self._restore(wanted)
+
+    def _restore(self, wanted: Mapping[int, Mapping[str, Rules]]) -> dict[tuple[int, str], Restored]:
         out: dict[tuple[int, str], Restored] = {}
         again: set[int] = set()
         try:
@@ -135,6 +148,16 @@ class StateTopic:
 
     def write(self, partition: int, pairs: Sequence[Pair]) -> list[int]:
         """Write ``pairs`` in order and wait until the broker has them; their offsets. Raises :class:`KvcensusError` if it refuses."""
+        with self._lock:
+            try:
+                return self._write(partition, pairs)
+            except KvcensusError:
+                # An idempotent producer that had a fatal error takes nothing more.
+                self._producer.purge()
+                self._producer = Producer(self._producer_config, logger=_quiet)
+                raise
+
+    def _write(self, partition: int, pairs: Sequence[Pair]) -> list[int]:
         offsets: list[int] = []
         refused: list[str] = []
 
@@ -156,9 +179,6 @@ class StateTopic:
             left = self._producer.flush(WRITE_SECONDS)
         except KafkaException as error:
             raise KvcensusError(f"{STATE.name}[{partition}] cannot be written: {error.args[0].str()}") from error
-        if left:
-            self._producer.purge()
-            self._producer.flush(1.0)
         if refused or left:
             raise KvcensusError(f"{STATE.name}[{partition}] cannot be written: {refused[0] if refused else 'the broker does not answer'}")
         return offsets
@@ -166,7 +186,8 @@ class StateTopic:
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Commit positions of the group that nobody joins; a broker that does not take them is told of in the log only."""
         try:
-            self._consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in offsets.items()], asynchronous=False)
+            with self._lock:
+                self._consumer.commit(offsets=[TopicPartition(*place, offset) for place, offset in offsets.items()], asynchronous=False)
         except KafkaException as error:
             log.debug("positions not committed: %s", error)
 

@@ -100,6 +100,7 @@ def test_a_snapshot_of_other_rules_or_another_topic_is_not_used_and_said_so() ->
         found = partition.restore(msgspec.structs.replace(RULES, **changed))
         assert (found.resume, found.owners, found.found) == (0, {}, False)
         assert word in (found.why or "")
+    assert partition.restore(msgspec.structs.replace(RULES, input_id="")).found, "a broker that tells no id"
     assert partition.restore(agent="fleet").why is None, "it never had one"
     partition.pairs[0] = (partition.pairs[0][0], b"y")
     assert partition.restore().why == "not whole"

@@ -127,10 +127,11 @@ def test_two_workers_share_the_partitions_and_hand_them_over(kafka: Kafka, view:
     expected = Expected(stream, kafka)
     feed = Feed(kafka)
     quarter = len(stream) // 4
-    with working(kafka, tmp_path / "a", "--no-sink") as first:
+    often = ("--no-sink", "--snapshot-seconds", "0.5")  # what moves goes on from a snapshot
+    with working(kafka, tmp_path / "a", *often) as first:
         feed.send(stream[:quarter])
         until(lambda: view.update().ranks, "the first results")
-        with working(kafka, tmp_path / "b", "--no-sink") as second:
+        with working(kafka, tmp_path / "b", *often) as second:
             second.ready()
             until(lambda: len(re.findall("holds kvcensus.batches", first.output)) > 1, "the first to give some away")
             held = [re.findall(r"holds kvcensus.batches (\S+), kvcensus.residency", worker.output)[-1] for worker in (first, second)]
@@ -141,7 +142,7 @@ def test_two_workers_share_the_partitions_and_hand_them_over(kafka: Kafka, view:
             feed.send(stream[2 * quarter : 3 * quarter])
             assert first.end() == 0
         feed.send(stream[3 * quarter :])
-        with working(kafka, tmp_path / "c", "--no-sink") as third:
+        with working(kafka, tmp_path / "c", *often) as third:
             expected.on_topics(view)
             assert third.end() == 0
 
