@@ -12,6 +12,9 @@ from sql.figures import UNDECLARED, reason_text
 WHOLE_IDS = 150
 """Columns from which on ids are shown whole; JSON always has them."""
 
+WIDE = 110
+"""Columns from which on the optional ones are shown."""
+
 _SHORT_ID = 12
 
 
@@ -61,18 +64,21 @@ def render_recomputes(document: Document, console: Console) -> None:
     listed, found = document["recomputes"], document["found"]
     which = f"the last {len(listed):,} of {found:,}" if len(listed) < found else f"{found:,}"
     console.print(f"Blocks computed again: {which}")
-    shown = table(["back at", "rank", "cause", "content", "after"], ["tokens", "GPU", "held for", "away for"])
+    wide = console.width >= WIDE
+    shown = table(
+        ["back at", "rank", "cause", "content", *(["after"] if wide else [])],
+        ["tokens", *(["GPU", "held for"] if wide else []), "away for"],
+    )
     for each in listed:
         concurrent = each["cause"] == "concurrent"
         shown.add_row(
-            each["back"],
+            each["back"] if wide else each["back"][5:23].replace("T", " "),
             f"{each['instance_id']}/{each['dp_rank']}",
             each["cause"].replace("_", " "),
             _id(each["content_id"], console),
-            _id(each["parent_content_id"], console),
+            *([_id(each["parent_content_id"], console)] if wide else []),
             count(each["tokens"]),
-            seconds(each["gpu_seconds"]),
-            NOTHING if concurrent else seconds(each["held_seconds"]),
+            *([seconds(each["gpu_seconds"]), NOTHING if concurrent else seconds(each["held_seconds"])] if wide else []),
             NOTHING if concurrent else seconds(each["elapsed_seconds"]),
         )
     console.print(shown)

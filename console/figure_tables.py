@@ -10,7 +10,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from console.detail_tables import print_pairs, print_prefixes
+from console.detail_tables import WIDE, print_pairs, print_prefixes
 from console.table_parts import (
     CANNOT_TELL,
     NOTHING,
@@ -33,9 +33,6 @@ from sql.figures import CAUSES, UNDECLARED, reason_text
 __all__ = ["Part", "console_for_output", "render"]
 
 Part = Literal["repeat-compute", "duplicates", "prefixes", "ranks", "coverage", "all"]
-
-WIDE = 110
-"""Columns from which on the optional ones are shown."""
 
 _CAUSE_NAMES = {"ambiguous_reload": "ambiguous reload"}
 _UNITS = ("tokens", "blocks", "bytes")

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from console.commands.show import show
 from console.commands.sql import sql
+from console.detail_tables import render_recomputes
 from console.figure_tables import render
 from schemas.errors import KvcensusError
 from schemas.records import RankWindow, Recompute
@@ -189,6 +190,13 @@ def test_the_records_behind_repeat_compute(filled: tuple[Database, Path]) -> Non
     output = run(show, "recomputes", "--limit", "3", data_dir=data_dir).output
     assert "the last 3 of 11" in output
     assert "ambiguous reload" in output
+    for width in (80, 120, 200):
+        console = Console(width=width, force_terminal=False, highlight=False, markup=False)
+        with console.capture() as shown:
+            render_recomputes(document, console)
+        lines = shown.get().splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= width
+        assert sum("i0/" in line for line in lines) == 11, "one line each"
     one = printed(run(show, "recomputes", "--json", "--rank", "i0/1", data_dir=data_dir))
     assert one["coverage"] == whole["ranks"][1]["coverage"], "that of the rank"
 
