@@ -15,7 +15,7 @@ from console.detail_tables import render_recomputes
 from console.figure_tables import Part, console_for_output, render
 from console.store_options import store_options
 from schemas.errors import KvcensusError
-from sql import drilldown, store
+from sql import drilldown, migrate, store
 from sql.database import Database, StoreError
 from sql.figures import By, Totals, assemble, load
 from sql.times import iso, parse
@@ -143,6 +143,8 @@ class _Reader:
                 totals = load(database, *self._asked, by, semantics_version=self._version, prefixes=prefixes)
             except StoreError as error:
                 if not error.schema_missing:
+                    if migrate.pending(database):
+                        raise KvcensusError(f"{database.place}: the schema is of an earlier version; run `kvcensus migrate`") from error
                     raise
                 return empty, f"No figures yet: the schema has not been created in {database.place}. Run `kvcensus migrate`."
             counted = any(life.life_id for life in totals.lives) or totals.duplicates
