@@ -26,29 +26,26 @@ from streams.blocks import (
 )
 from streams.fleet_news import FleetNews, close_content, open_content
 from streams.history import History
+from streams.known_blocks import KnownBlocks, first_parent, is_remote
 from streams.rank_rows import Tally, tally_of
 
 SEMANTICS_VERSION = 2
 """Version of the counting rules; on every result row. Raise it with every change of what a figure means."""
 
 
-class Holdings:
+class Holdings(KnownBlocks):
     """Blocks of one rank, by group and block id, with running totals.
 
     Before the operations of a batch the caller says where they stand: ``at`` (engine time), ``seq``, ``version``, and whether they count
     (else they change the state alone); after them, ``unidentified`` is how many GPU stores had no content id, and ``ambiguous`` whether
-    content came back of which nobody can say whether it was away. ``resident`` is, by group,
-    blocks, tokens and physical copies in the GPU tier.
+    content came back of which nobody can say whether it was away.
     """
 
     def __init__(self, instance_id: str, dp_rank: int, fleet: FleetNews, history: History) -> None:
-        self.fleet = fleet
-        self.history = history
+        super().__init__(fleet, history)
         self.life_id = ""
-        self.groups: dict[int, Blocks] = {}
         self.kinds: dict[int, str] = {}
         self.gpu_groups: set[int] = set()
-        self.resident: dict[int, list[int]] = {}
         self.reuse_reporting = "unlabelled"
         self.last_copy = False
         self.recomputes: list[Recompute] = []
@@ -103,6 +100,12 @@ class Holdings:
             tally_of(tallies, group)
             self._store_off_gpu(group, tier, op)
 
+    def _reused(self, group: int, op: Op) -> None:
+        self.learn(op)
+        blocks = self.groups.get(group, {})
+        for start in range(0, len(op.block_ids), ID_BYTES):
+            show_used(blocks, blocks.get(op.block_ids[start : start + ID_BYTES]))
+
     def _store_on_gpu(self, group: int, op: Op, tally: Tally, first: int) -> None:
         blocks = self.groups[group]
         ids, contents, given, at = op.block_ids, op.content_ids, op.block_size, self.at
@@ -113,7 +116,7 @@ class Holdings:
         tells_copies = self.reuse_reporting != "unlabelled"
         held, touched = self.fleet.of_tier(GPU)
         carried = self.history.carried
-        linked, before = _first_parent(op)
+        linked, before = first_parent(op)
         before_id = op.parent_block_id
         chained = op.parent_state != "UNKNOWN" or before_id is not None  # else nobody can say that its blocks follow each other
         # The block before, until this store's going on from it was taken into account.
@@ -218,7 +221,7 @@ class Holdings:
         ids, contents = op.block_ids, op.content_ids
         single = len(self.groups) == 1
         held, touched = self.fleet.of_tier(tier)
-        linked, before = _first_parent(op)
+        linked, before = first_parent(op)
         for start in range(0, len(ids), ID_BYTES):
             block_id = ids[start : start + ID_BYTES]
             content: bytes | None = contents[start : start + ID_BYTES] if contents else None
@@ -446,72 +449,3 @@ class Holdings:
         """The blocks of the life before are gone; :meth:`History.end_life` is the caller's."""
         self.life_id = life_id
         self.groups, self.kinds, self.gpu_groups, self.resident = {}, {}, set(), {}
-
-    # -- identity ------------------------------------------------------------------------------------------------
-
-    def learn(self, op: Op) -> None:
-        """Take the identities a run carries for blocks already known, and nothing else."""
-        group = op.group_idx or 0
-        blocks = self.groups.get(group, {})
-        linked, before = _first_parent(op)
-        for start in range(0, len(op.content_ids), ID_BYTES):
-            content = op.content_ids[start : start + ID_BYTES]
-            if content == NO_ID:
-                before = UNKNOWN_PARENT
-                continue
-            block_id = op.block_ids[start : start + ID_BYTES]
-            block = blocks.get(block_id)
-            if block is not None and block.content is None and block.size in (0, op.block_size):
-                self._take_size(group, block, op.block_size)
-                self._become_known(group, block, content, before)
-            self._tell_other_groups(group, block_id, content, op.block_size, before)
-            if linked:
-                before = content
-
-    def _reused(self, group: int, op: Op) -> None:
-        self.learn(op)
-        blocks = self.groups.get(group, {})
-        for start in range(0, len(op.block_ids), ID_BYTES):
-            show_used(blocks, blocks.get(op.block_ids[start : start + ID_BYTES]))
-
-    def _become_known(self, group: int, block: Block, content: bytes, before: bytes) -> None:
-        """The block's content becomes known: from this instant on it counts as held, not before (rule 2)."""
-        block.content = content
-        if block.gpu:  # what an earlier life knew of this content is overtaken by what is open now
-            self.history.carried.pop((group, content), None)
-        if block.gpu_open:
-            open_content(*self.fleet.of_tier(GPU), content, block.size, before)
-        for tier, (_, is_open) in (block.others or {}).items():
-            if is_open:
-                open_content(*self.fleet.of_tier(tier), content, block.size, before)
-
-    def _tell_other_groups(self, group: int, block_id: bytes, content: bytes, size: int, before: bytes) -> None:
-        """The engine's hash covers content, not the group: what one group's store resolves holds for the others."""
-        for other, blocks in self.groups.items():
-            if other == group:
-                continue
-            block = blocks.get(block_id)
-            if block is not None and block.content is None and block.size in (0, size):
-                self._take_size(other, block, size)
-                self._become_known(other, block, content, before)
-
-    def _take_size(self, group: int, block: Block, size: int) -> None:
-        """A placeholder gave no size; one that is open on the GPU is resident with what is now known."""
-        if block.size == 0 and size:
-            block.size = size
-            if block.gpu:
-                self.resident[group][1] += size
-
-
-def is_remote(op: Op) -> bool:
-    """Whether ``op`` speaks of blocks that are reachable, but not held (rule 0)."""
-    return op.locality is not None and op.locality.upper() == "REMOTE"
-
-
-def _first_parent(op: Op) -> tuple[bool, bytes]:
-    """Whether the blocks of a run follow each other in content, and the content before its first."""
-    if op.parent_state == "ROOT":
-        return True, NO_ID
-    if op.parent_state == "CONTENT":
-        return True, op.parent_content_id or UNKNOWN_PARENT
-    return False, UNKNOWN_PARENT
