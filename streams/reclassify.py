@@ -13,7 +13,11 @@ from schemas.records import DuplicateWindow, RankMessage, RankWindow, Recompute,
 from streams.offline import Counted, OfflineFleet
 
 TAKE_EVERY = 5_000
-"""Messages between two looks at what the cores have given."""
+"""Most messages between two looks at what the cores have given."""
+
+STEP_US = 10_000_000
+"""Most engine time between two. All that a rank did is passed on to the fleet at once, rank after rank; were that long, the ranks that
+come last would seem silent meanwhile, and windows close without them."""
 
 HOLD_US = 3_600 * 1_000_000
 """Windows of the fleet are given out when they lie so far back: what comes late may still change them."""
@@ -35,28 +39,39 @@ class Recount:
         self._until_us = 1 << 62 if until_us is None else until_us
         self._footprint = footprint
         self._newest = 0
+        self._since_take = 0
+        self._taken_us = 0
+        self._heard: set[tuple[str, int]] = set()
         self._open: dict[tuple[Any, ...], RankWindow] = {}
         self._held: dict[tuple[Any, ...], DuplicateWindow | SharedPrefix] = {}
 
     def apply(self, instance_id: str, dp_rank: int, offset: int, message: RankMessage | None) -> Iterator[Row]:
         """Count one message (null: one that could not be read) of one rank at its place; rows that will not change any more."""
         self.messages += 1
+        self._since_take += 1
+        at_us = 0 if message is None or message.batch is None else message.at_us
+        if self._since_take >= TAKE_EVERY or at_us >= self._taken_us + STEP_US:
+            self._taken_us = max(self._taken_us, at_us)
+            yield from self._take()
         if message is None:
             self.unreadable += 1
             self._fleet.unreadable(instance_id, dp_rank, offset)
-        else:
-            self._fleet.apply(message, offset)
-        if self.messages % TAKE_EVERY == 0:
-            yield from self._take(self._fleet.take())
+            return
+        self._fleet.apply(message, offset)
+        if at_us and (instance_id, dp_rank) not in self._heard:
+            self._heard.add((instance_id, dp_rank))
+            yield from self._take()  # from here on the fleet waits for it
 
     def finish(self) -> Iterator[Row]:
         """The rows that are left."""
-        yield from self._take(self._fleet.take())
+        yield from self._take()
         yield from self._open.values()
         yield from self._held.values()
         self._open, self._held = {}, {}
 
-    def _take(self, counted: Counted) -> Iterator[Row]:
+    def _take(self) -> Iterator[Row]:
+        self._since_take = 0
+        counted = self._fleet.take()
         for row in counted.rank_windows:
             self._newest = max(self._newest, row.window_start_us)
             if not self._overlaps(row):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -30,6 +33,7 @@ from streams.reclassify import Recount
 from streams.residency import SEMANTICS_VERSION
 from streams.settings import WorkerSettings
 from streams.sink import Sink
+from tests.clickhouse_http import clickhouse_server
 from tests.counting import interleaved, messages
 from tests.kafka import Kafka
 from tests.sql_records import rank_window
@@ -42,8 +46,8 @@ Placed = tuple[int, int, RankMessage]
 
 @pytest.fixture(scope="module")
 def stream() -> list[RankMessage]:
-    """A small fleet, with scrapes between its batches."""
-    sources = fleet.sources(next(iter(presets.test_fleets().values())))
+    """A small fleet with scrapes between its batches, ten times as slow as it was made, so that it fills windows."""
+    sources = fleet.sources(presets.test_fleets()["salts-and-adapters"])
     rng = random.Random(7)
     ranks = []
     for said in messages(sources):
@@ -54,7 +58,11 @@ def stream() -> list[RankMessage]:
                 scrape = Scrape(each.observed_at_ms, 0.1, 1_000_000, 16, 1, number * 100, number * 10)
                 mixed.append(msgspec.structs.replace(each, batch=None, seq=each.seq + 1, scrape=scrape))
         ranks.append(mixed)
-    return interleaved(ranks, rng.randrange)
+    mixture = interleaved(ranks, rng.randrange)
+    start = min(each.at_us for each in mixture if each.at_us)
+    for each in mixture:
+        each.at_us += max(each.at_us - start, 0) * 9
+    return mixture
 
 
 def placed(stream: Iterable[RankMessage]) -> list[Placed]:
@@ -69,19 +77,31 @@ def placed(stream: Iterable[RankMessage]) -> list[Placed]:
 
 
 def counted(placed: Iterable[Placed], window_us: int = 10_000_000) -> Counted:
-    """What a worker makes of them."""
+    """What a worker makes of them that is never behind."""
     offline = OfflineFleet(window_us=window_us)
-    for _, offset, message in placed:
+    for _, offset, message in in_time(placed):
         offline.apply(message, offset)
+        offline.drain()
     return offline.drain()
 
 
+def in_time(placed: Iterable[Placed]) -> list[Placed]:
+    """The ranks side by side, each in its order."""
+    ranks: dict[str, list[Placed]] = {}
+    for each in placed:
+        ranks.setdefault(rank_key(each[2].instance_id, each[2].dp_rank), []).append(each)
+    return list(heapq.merge(*ranks.values(), key=lambda each: each[2].at_us))
+
+
 def insert(database: Database, records: Iterable[Any], places: Iterable[tuple[int, int]] | None = None) -> None:
-    rows = TableRows()
-    for record, place in zip(records, places, strict=True) if places is not None else ((each, (-1, -1)) for each in records):
-        rows.add(record, *place)
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
+    some = list(records)
+    where = [(-1, -1)] * len(some) if places is None else list(places)
+    for start in range(0, len(some), 2_000):  # the server of the tests takes no more than one block of rows
+        rows = TableRows()
+        for record, place in zip(some[start : start + 2_000], where[start : start + 2_000], strict=True):
+            rows.add(record, *place)
+        for batch in rows.batches():
+            database.insert(batch.table, batch.column_names, batch.columns)
 
 
 def insert_facts(database: Database, placed: Iterable[Placed]) -> None:
@@ -180,13 +200,16 @@ def test_a_part_of_the_span_or_of_the_ranks(database: Database, tmp_path: Path, 
     inside = f"window_start >= fromUnixTimestamp64Micro({since}, 'UTC') AND window_start < fromUnixTimestamp64Micro({until}, 'UTC')"
     expected = {name: table(database, name, where=inside, but=OF_THE_RUN) for name in ("duplicate_windows",)}
     expected["rank_windows"] = table(database, "rank_windows", where=inside)
-    assert expected["rank_windows"]
+    instants = f"as_of > fromUnixTimestamp64Micro({since}, 'UTC') AND as_of <= fromUnixTimestamp64Micro({until}, 'UTC')"
+    expected["shared_prefixes"] = table(database, "shared_prefixes", where=instants, but=("version",))
+    assert all(expected.values())
     forget(database)
     database.close()
     reclassify(tmp_path, "--since", str(since // 1_000_000), "--until", str(until // 1_000_000), "--window", "1")
     with connect(None, tmp_path) as database:
         assert table(database, "rank_windows") == expected["rank_windows"]
         assert table(database, "duplicate_windows", but=OF_THE_RUN) == expected["duplicate_windows"]
+        assert table(database, "shared_prefixes", but=("version",)) == expected["shared_prefixes"]
         forget(database)
     one = rank_key(stream[0].instance_id, stream[0].dp_rank)
     document = reclassify(tmp_path, "--rank", one)
@@ -214,11 +237,14 @@ def test_where_facts_are_gone_what_saw_more_stays(database: Database, tmp_path: 
         forget(database)
     reclassify(tmp_path)
     with connect(None, tmp_path) as database:
-        first = database.query(
-            "SELECT argMin(reasons, window_start), min(observed_us < window_us) FROM rank_windows FINAL GROUP BY instance_id, dp_rank"
-        ).rows
-        assert first
-        assert all("late_attach" in reasons and partly for reasons, partly in first)
+        question = """
+            SELECT instance_id, dp_rank, argMin(reasons, window_start), argMin(observed_us < window_us, window_start)
+            FROM rank_windows FINAL GROUP BY instance_id, dp_rank
+        """
+        first = {(instance, rank): (reasons, partly) for instance, rank, reasons, partly in database.query(question).rows}
+        cut = {(each.instance_id, each.dp_rank) for each in stream if each.batch is not None and each.at_us < middle} & first.keys()
+        assert cut
+        assert all("late_attach" in first[rank][0] and first[rank][1] for rank in cut)
         # A row that saw more takes the place of one that saw less.
         insert_facts(database, facts_of)
     document = reclassify(tmp_path)
@@ -229,6 +255,44 @@ def test_where_facts_are_gone_what_saw_more_stays(database: Database, tmp_path: 
         forget(database)
         insert_results(database, counted(facts_of))
         assert found == set(database.query(f"SELECT {names} FROM rank_windows FINAL", final=True).rows)
+
+
+def test_a_server_is_read_and_written_as_the_embedded_store_is(tmp_path: Path, stream: list[RankMessage]) -> None:
+    facts_of = placed(stream)
+    with clickhouse_server(tmp_path / "server") as url:
+        with connect(url, tmp_path) as database:
+            migrate.apply(database)
+            insert_results(database, counted(facts_of))
+            expected = results(database)
+            forget(database)
+            insert_facts(database, facts_of)
+        document = reclassify(tmp_path, "--clickhouse-url", url)
+        assert document["rows"]["rank_windows"]["written"] > 0
+        with connect(url, tmp_path) as database:
+            assert results(database) == expected
+
+
+def test_cut_short_while_it_counts_it_has_changed_nothing(database: Database, tmp_path: Path, stream: list[RankMessage]) -> None:
+    insert_facts(database, placed(stream))
+    database.close()
+    program = (
+        "import os, signal, sys\n"
+        "from console import cli\n"
+        "from streams.reclassify import Recount\n"
+        "apply = Recount.apply\n"
+        "def interrupted(self, *given):\n"
+        "    if self.messages == 300:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return apply(self, *given)\n"
+        "Recount.apply = interrupted\n"
+        "cli.main()\n"
+    )
+    command = [sys.executable, "-c", program, "reclassify", "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1], timeout=120)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+    with connect(None, tmp_path) as database:
+        assert results(database) == {name: [] for name in RESULTS}
 
 
 def test_what_a_user_can_get_wrong(database: Database, tmp_path: Path, stream: list[RankMessage]) -> None:
@@ -285,7 +349,7 @@ def test_facts_that_a_sink_wrote_count_as_they_did_on_the_topic(kafka: Kafka, tm
         found = facts(database)
         rows = [row for fact in found for row in recount.apply(fact.instance_id, fact.dp_rank, fact.offset, fact.message)]
         rows += recount.finish()
-    expected = counted(sorted(feed, key=lambda each: each[2].at_us))
+    expected = counted(feed)
     assert found.missing == {}
     assert newest_windows(rows) == newest_windows(expected.rank_windows)
     assert fleet_windows(rows) == fleet_windows(expected.duplicate_windows)

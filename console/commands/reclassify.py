@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from console.number_options import FiniteRange
 from console.store_options import store_options
 from schemas.environment import DEFAULT_WINDOW_SECONDS
 from schemas.errors import KvcensusError
@@ -20,13 +21,14 @@ from sql.database import Database
 from sql.facts import Facts, facts
 from sql.standing import Standing, Tally, base_window
 from sql.times import iso, parse
+from streams import settings
 from streams.offline import OfflineFleet
 from streams.reclassify import Recount
 from streams.residency import SEMANTICS_VERSION
 from streams.row_spool import TABLES, RowSpool
 
-PROVEN_US = 5_000_000
-"""Facts are read so far beyond the span, for windows to close: above the grace and the clock skew that are allowed for."""
+SKEW_US = 3_000_000
+"""Facts are read so far beyond the span and the grace, for its windows to close: above the clock skew that is allowed for."""
 
 _HOUR_US = 3_600_000_000
 
@@ -39,7 +41,7 @@ _HOUR_US = 3_600_000_000
 @click.option("--rank", "ranks", multiple=True, metavar="INSTANCE/R", help="Only this rank; repeatable. Duplicates are then left alone.")
 @click.option(
     "--warm-up",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     metavar="HOURS",
     help="Read facts from so long before --since.  [default: all that are stored]",
 )
@@ -48,6 +50,33 @@ _HOUR_US = 3_600_000_000
     type=click.IntRange(1, 86_400),
     metavar="SECONDS",
     help="Length of the windows.  [default: that of the rows in the store]",
+)
+@click.option(
+    "--grace",
+    type=FiniteRange(min=0),
+    envvar=settings.GRACE_SECONDS,
+    default=settings.DEFAULT_GRACE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How far every rank must be past a window before it is final; this and the next two as the worker has them.",
+)
+@click.option(
+    "--history-hours",
+    type=FiniteRange(min=0),
+    envvar=settings.HISTORY_HOURS,
+    default=settings.DEFAULT_HISTORY_HOURS,
+    show_default=True,
+    metavar="HOURS",
+    help="How long a lost block is remembered, in engine time.",
+)
+@click.option(
+    "--history-blocks",
+    type=click.IntRange(min=0),
+    envvar=settings.HISTORY_BLOCKS,
+    default=settings.DEFAULT_HISTORY_BLOCKS,
+    show_default=True,
+    metavar="N",
+    help="How many lost blocks are remembered per rank.",
 )
 @click.option("--dry-run", is_flag=True, help="Count and compare; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
@@ -58,6 +87,9 @@ def reclassify(
     ranks: tuple[str, ...],
     warm_up: float | None,
     window: int | None,
+    grace: float,
+    history_hours: float,
+    history_blocks: int,
     dry_run: bool,
     as_json: bool,
     clickhouse_url: str | None,
@@ -79,19 +111,22 @@ def reclassify(
     with store.connect(clickhouse_url, data_dir) as database:
         if not database.can_write and not dry_run:
             raise KvcensusError(f"{database.place} can only be asked: stop that process (a worker?) and run this again, or add --dry-run")
-        window_us = _window(database, window)
+        window_us, grace_us = _window(database, window), settings.grace_us(grace)
         since_us = None if since_us is None else since_us - since_us % window_us
         until_us = None if until_us is None else until_us + -until_us % window_us
         begin_us = None if since_us is None or warm_up is None else since_us - round(warm_up * _HOUR_US)
         found = facts(
             database,
             since_us=begin_us,
-            until_us=None if until_us is None else until_us + PROVEN_US,
+            until_us=None if until_us is None else until_us + grace_us + SKEW_US,
             ranks=ranks or None,
         )
         if not found.ranks:
             raise KvcensusError(f"no facts are stored in {database.place} for this span (they are kept 14 days)")
-        recount = Recount(OfflineFleet(window_us=window_us), since_us=since_us, until_us=until_us, footprint=not ranks)
+        fleet = OfflineFleet(
+            window_us=window_us, grace_us=grace_us, history_us=round(history_hours * _HOUR_US), history_blocks=history_blocks
+        )
+        recount = Recount(fleet, since_us=since_us, until_us=until_us, footprint=not ranks)
         standing = Standing(database, SEMANTICS_VERSION, window_us, dry_run)
         _run(found, recount, standing, quiet=as_json)
     _report(found, recount, standing, (since_us, until_us), footprint=not ranks, as_json=as_json)
