@@ -267,7 +267,8 @@ class CensusApp(faust.App):
             async with asyncio.timeout(LAST_FLUSH_SECONDS):
                 await self.snapshots.close()
         except Exception as error:
-            log.info("the last snapshot was not completed (%s); the next start reads a little more", error or type(error).__name__)
+            self.snapshots.abandon()
+            log.info("the last snapshot was not completed (%s); the next start reads a little more", str(error) or type(error).__name__)
 
     # -- rebalance ----------------------------------------------------------------------------------------------
 

@@ -220,6 +220,11 @@ class Snapshots:
         oldest = min(needs)
         return None if oldest == NOTHING_NEEDED else oldest
 
+    def abandon(self) -> None:
+        """Finish nothing more that is under way."""
+        if self._topic is not None:
+            self._topic.abandon()
+
     async def close(self) -> None:
         """Let go of the clients."""
         if self._topic is not None:

@@ -64,12 +64,17 @@ class StateTopic:
         self._ids: dict[str, str] = {}
         # A rebalance may give up waiting for a thread that is still reading here, and ask again.
         self._lock = threading.Lock()
+        self._abandoned = False
 
     def close(self) -> None:
         """Let go of the connections; what is not acknowledged yet is given up."""
         with self._lock:
             self._producer.purge()
             self._consumer.close()
+
+    def abandon(self) -> None:
+        """Have a write that is under way in another thread end soon: the process is about to."""
+        self._abandoned = True
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -175,8 +180,12 @@ class StateTopic:
                         break
                     except BufferError:
                         self._producer.poll(0.1)
+                        if self._abandoned:
+                            raise KvcensusError(f"{STATE.name}[{partition}]: given up") from None
                 self._producer.poll(0)
-            left = self._producer.flush(WRITE_SECONDS)
+            deadline = time.monotonic() + WRITE_SECONDS
+            while (left := self._producer.flush(0.2)) and not self._abandoned and time.monotonic() < deadline:
+                pass
         except KafkaException as error:
             raise KvcensusError(f"{STATE.name}[{partition}] cannot be written: {error.args[0].str()}") from error
         if refused or left:
