@@ -194,6 +194,8 @@ class Observation:
     audit: list[Audit] = field(default_factory=list)
     parent_conflicts: int = 0
     parent_conflicts_sampled: int = 1
+    facts_since_us: int | None = None
+    """From which engine time on removals and contents were looked at; None: from the first."""
     unripe_contents: int = 0
     """Contents that two instances hold at the end of the span, for less than the skew allowance: not counted yet."""
     dead_letters: list[DeadLetter] = field(default_factory=list)

@@ -67,6 +67,7 @@ def coverage_document(figures: Document, observation: Observation) -> Document:
             ],
             observation.breaches_found,
         ),
+        "facts_since": _iso(observation.facts_since_us),
         "audit": [asdict(each) | {"audited": each.audited} for each in observation.audit],
         "parent_conflicts": {"contents": observation.parent_conflicts, "sampled": observation.parent_conflicts_sampled},
         "dead_letters": {

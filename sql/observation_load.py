@@ -34,6 +34,9 @@ LISTED = 500
 
 _US, _MS = "toUnixTimestamp64Micro", "toUnixTimestamp64Milli"
 
+FACTS_US = 3_600_000_000
+"""Single blocks are looked at over so much engine time before the span's end, where no start was asked for."""
+
 _UNEXPLAINED = ("undeclared_gap", "clock_jump", "clock_stepped_back", "reattached")
 """Reasons of rank windows that tell of a gap which no row of ``rank_events`` does."""
 
@@ -60,8 +63,8 @@ def load_observation(
     key_spaces, undeclared = _declarations_in_force(database, span)
     breaches, breaches_found = _breaches(database, span, listed)
     letters, letters_found = _dead_letters(database, listed)
-    sampled = sampling(database, span)
-    conflicts = parent_conflicts(database, span, sampled)
+    facts = span if since_us is not None else Bounds(_facts_since(database, span), until_us)
+    sampled = sampling(database, facts)
     return Observation(
         runs=runs,
         horizon_ms=horizon,
@@ -73,13 +76,19 @@ def load_observation(
         models_undeclared=undeclared,
         breaches=breaches,
         breaches_found=breaches_found,
-        audit=audit(database, span, sampled),
-        parent_conflicts=conflicts,
+        audit=audit(database, facts, sampled),
+        parent_conflicts=parent_conflicts(database, facts, sampled),
         parent_conflicts_sampled=sampled,
+        facts_since_us=facts.parameters.get("since"),
         unripe_contents=unripe(database, span),
         dead_letters=letters,
         dead_letters_found=letters_found,
     )
+
+
+def _facts_since(database: Database, span: Bounds) -> int | None:
+    newest = database.query(f"SELECT {_US}(max(at)), count() FROM batches WHERE {span.inside('at')}", span.parameters).rows[0]
+    return int(newest[0]) - FACTS_US if newest[1] else None
 
 
 # -- forwarders
