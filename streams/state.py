@@ -141,11 +141,12 @@ class StateLog:
         self._manifests.setdefault(agent, []).append(manifest)
 
     def restore(self, agent: str, rules: Rules) -> Restored:
-        """The newest manifest of ``agent`` that is whole and was made under ``rules``; else nothing, and why.
+        """The furthest manifest of ``agent`` that is whole and was made under ``rules``; else nothing, and why.
 
-        A worker that lost its partition without knowing may have written after the one that took it over: the higher epoch holds.
+        A worker that lost its partition without knowing may have written after the one that took it over. Whatever is whole is right:
+        what an owner knows hangs on the input alone. So the one counts from which the least must be read again.
         """
-        manifests = sorted(self._manifests.get(agent, ()), key=lambda each: (each.epoch, each.number), reverse=True)
+        manifests = sorted(self._manifests.get(agent, ()), key=lambda each: (each.resume, each.epoch, each.number), reverse=True)
         out = Restored(epoch=max((each.epoch for each in manifests), default=0))
         for manifest in manifests:
             if manifest.format != FORMAT:
