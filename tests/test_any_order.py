@@ -76,6 +76,7 @@ class Case:
         ranks = [Rank(given, contents, states=True) for given in self.inputs]
         calm = self.calm
         found = rows.fleet_differences(ranks, contents, calm.duplicate_windows, skew_us=self.skew_us, window_us=self.window_us)
+        found += rows.coverage_differences(ranks, contents, calm.rank_windows, calm.duplicate_windows, skew_us=self.skew_us)
         return found + rows.prefix_differences(ranks, contents, calm.shared_prefixes)
 
 

@@ -247,5 +247,6 @@ def test_the_reference_agrees(counted: Counted) -> None:
     found = [line for rank in ranks for line in rows.rank_differences(rank, counted.rank_windows)]
     found += rows.recompute_differences(ranks, counted.recomputes)
     found += rows.fleet_differences(ranks, contents, counted.duplicate_windows, skew_us=SECOND, window_us=10 * SECOND)
+    found += rows.coverage_differences(ranks, contents, counted.rank_windows, counted.duplicate_windows, skew_us=SECOND)
     found += rows.prefix_differences(ranks, contents, counted.shared_prefixes)
     assert found == []

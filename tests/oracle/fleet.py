@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from schemas.reasons import SPOILS_EXACTNESS, UNSETTLED
+from schemas.records import Register
+
 from .footprint import Intervals, counts_over_time, spans_above_zero
 from .identity import GPU, ROOT, Contents
 from .rank import Declared, Rank
@@ -197,6 +200,79 @@ def in_scope(ranks: list[Rank], scope: str, key: str, window: int) -> list[Rank]
         "model": lambda rank: (declared_at(rank, window).model or "") == key,
     }
     return [rank for rank in ranks if tests[scope](rank)]
+
+
+def in_bytes(changes: Changes, weight: int) -> Changes:
+    """The same changes, with bytes in the place of tokens."""
+    return {
+        at: Amounts(each.inside_blocks, each.inside_tokens * weight, each.between_blocks, each.between_tokens * weight)
+        for at, each in changes.items()
+    }
+
+
+def bears(changes: Changes, start: int, end: int, *, whole: bool) -> bool:
+    """Whether extra copies lie on a rank anywhere in [start, end)."""
+    before, inside = Amounts(), False
+    for at, change in changes.items():
+        if at < start:
+            before.add(change)
+        elif at < end or (at == end and not whole):
+            inside = inside or bool(change.inside_tokens or change.between_tokens)
+    return inside or bool(before.inside_tokens or before.between_tokens)
+
+
+# ------------------------------------------------------------------------------------------------------ coverage
+
+NOT_OF_COPIES = {"kv_connector", "history_forgotten"}
+"""Reasons that lower what was computed again, but say nothing of which rank holds what."""
+
+
+@dataclass
+class Seen:
+    """How far the fleet was seen in one window."""
+
+    expected: int
+    observed_us: int
+    reasons: set[str]
+    inside: Register
+    between: Register
+
+
+def seen(ranks: list[Rank], first_extra: int | None, notes: set[str], start: int, end: int, as_of: int) -> Seen:
+    """Coverage and registers of the window [start, end) up to ``as_of``; ``notes`` are the reasons of the ranks' rows in it."""
+    expected = [
+        rank
+        for rank in ranks
+        if rank.times
+        and rank.times[0] < end
+        and not any(left and left < start and (back is None or back >= end) for left, back in rank.departures)
+    ]
+    observed = sum(max(0, min(until, as_of) - max(since, start)) for rank in expected for since, until in rank.stretches)
+    reasons = notes - NOT_OF_COPIES
+    if not expected:
+        reasons.add("no_ranks")
+    elif not observed:
+        reasons.add("not_observed")
+    elif observed < len(expected) * (as_of - start):
+        reasons.add("coverage")
+    held = sorted(min(times) for rank in ranks if (times := [at for (tier, _), at in rank.first_seen.items() if tier == GPU]))
+    shared_since = min([*held[1:2], *([first_extra] if first_extra is not None else [])], default=None)
+    single = shared_since is None or shared_since >= end
+    if single and expected:
+        reasons.add("single_holder")
+    keys: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    for rank in expected:
+        keys[rank.given.instance_id].add((declared_at(rank, start).key_epoch, declared_at(rank, start).canary))
+    uncomparable = set()
+    if len(keys) > 1 and any(declared_at(rank, start).model is None for rank in expected):
+        uncomparable.add("model_undeclared")
+    if len(set().union(*keys.values())) > 1:
+        uncomparable.add("key_change")
+    unmeasured = single or not expected or not observed
+    best: Register = "lower_bound" if reasons & (SPOILS_EXACTNESS | UNSETTLED) else "exact"
+    inside: Register = "indeterminate" if unmeasured or any(len(each) > 1 for each in keys.values()) else best
+    between: Register = "indeterminate" if unmeasured or uncomparable else best
+    return Seen(len(expected), observed, reasons | uncomparable, inside, between)
 
 
 # ------------------------------------------------------------------------------------------------ shared prefixes

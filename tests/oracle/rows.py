@@ -173,8 +173,53 @@ def fleet_differences(
             shown[row.scope, row.scope_key] += row.inside_token_us + row.between_token_us
             at = f"{row.scope} {row.scope_key!r} {tier} {start}+{end - start}"
             found.same(at, _numbers(row), _wanted(extra))
+            if row.scope != "workload_pair":
+                found.same(f"{at} bytes", _bytes(row), _wanted_bytes(members, changes, start, end, whole=whole))
         for scope, total in _all_scopes(present, changes, of_pairs, window_us, reached).items():
             found.same(f"{scope} {tier} over all windows", shown.get(scope, 0), total)
+    return found
+
+
+def _bytes(row: DuplicateWindow) -> tuple[int | None, ...]:
+    return row.inside_byte_ms, row.between_byte_ms, row.extra_bytes_max, row.inside_bytes_end, row.between_bytes_end
+
+
+def _wanted_bytes(
+    members: list[Rank], changes: dict[fleet.Key, fleet.Changes], start: int, end: int, *, whole: bool
+) -> tuple[int | None, ...]:
+    """Null where the size of a block is not known of every rank that bears a copy."""
+    parts = []
+    for rank in members:
+        weight, of_rank = fleet.bytes_per_token(rank, start), changes[fleet.key_of(rank)]
+        if weight is None and fleet.bears(of_rank, start, end, whole=whole):
+            return (None,) * 5
+        parts.append(fleet.in_bytes(of_rank, weight or 0))
+    extra = fleet.over(parts, start, end, whole=whole)
+    sums, last = extra.sums, extra.end
+    return sums.inside_tokens // 1000, sums.between_tokens // 1000, extra.tops["extra_tokens"], last.inside_tokens, last.between_tokens
+
+
+def coverage_differences(
+    ranks: Sequence[Rank], contents: Contents, rank_rows: Iterable[RankWindow], rows: Iterable[DuplicateWindow], *, skew_us: int
+) -> list[str]:
+    """Expected ranks, observed time, reasons and registers of the fleet's windows."""
+    found = Differences()
+    present = list(ranks)
+    tiers = {tier for rank in ranks for tier in rank.tiers}
+    extra = [at for tier in tiers for part in fleet.borne(present, tier, skew_us, contents).values() for at in part]
+    notes: dict[int, set[str]] = defaultdict(set)
+    for noted in latest_rank_rows(rank_rows):
+        notes[noted.window_start_us] |= set(noted.reasons)
+    for row in latest_duplicate_rows(rows):
+        if (row.scope, row.tier) != ("fleet", "GPU"):
+            continue
+        start, end = row.window_start_us, row.window_start_us + row.window_us
+        said = set().union(*(reasons for at, reasons in notes.items() if start <= at < end))
+        wanted = fleet.seen(present, min(extra, default=None), said, start, end, row.as_of_us)
+        at = f"coverage {start}+{row.window_us}"
+        found.same(f"{at} time", (row.expected_ranks, row.observed_us), (wanted.expected, wanted.observed_us))
+        found.same(f"{at} reasons", row.reasons, sorted(wanted.reasons))
+        found.same(f"{at} registers", (row.inside_register, row.between_register), (wanted.inside, wanted.between))
     return found
 
 
@@ -291,4 +336,4 @@ def _plain(trunk: fleet.Trunk) -> tuple[Any, ...]:
     )
 
 
-__all__ = ["fleet_differences", "prefix_differences", "rank_differences", "recompute_differences"]
+__all__ = ["coverage_differences", "fleet_differences", "prefix_differences", "rank_differences", "recompute_differences"]
