@@ -149,12 +149,12 @@ class Coverage:
 
 @dataclass(slots=True)
 class Heard:
-    """What an answer changed: since when windows read otherwise (``dirty``; None: none do), instants whose own window does (``windows``),
-    and those at which something happened (``marks``).
+    """What an answer changed: since when windows read otherwise (``dirty``; None: none do), from and to which instant those between do
+    (``windows``), and the instants at which something happened (``marks``).
     """
 
     dirty: int | None = None
-    windows: list[int] = field(default_factory=list)
+    windows: list[tuple[int, int]] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
 
     def since(self, at: int) -> None:
@@ -210,10 +210,7 @@ class FleetRanks:
             if until > max(since, self.floor):
                 facts.observe(max(since, self.floor), until)
             heard.marks += [since, until]
-            if since // self._window_us == until // self._window_us:
-                heard.windows.append(since)
-            else:
-                heard.since(since)
+            heard.windows.append((since, until))
         for note in notes:
             self.note(note, heard)
         for note in message.notes:
@@ -228,8 +225,7 @@ class FleetRanks:
         reasons = self.notes.setdefault(at - at % self._window_us, set())
         if note.reason not in reasons:
             reasons.add(note.reason)
-            heard.windows.append(at)
-            heard.marks.append(at)
+            heard.windows.append((at, at))  # no mark: a rank's reasons stand in its idle windows too
 
     def _hear_declared(self, facts: RankFacts, message: DuplicateSteps, heard: Heard) -> None:
         key = (message.key_epoch, message.canary)

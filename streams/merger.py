@@ -62,7 +62,7 @@ class Merger:
         self._fleet = FleetRanks(window_us)
         self._shared = SharedContents(shards, PREFIX_WINDOWS * window_us)
         self._marked: list[int] = []
-        self._touched: set[int] = set()
+        self._touched: set[tuple[int, int]] = set()
         self._first_us: int | None = None
         self._as_of = 0
         self._closed = 0
@@ -135,7 +135,7 @@ class Merger:
         for at in heard.marks:
             if at:
                 self._mark(at)
-        self._touched.update(window_start(at, self._window_us) for at in heard.windows)
+        self._touched.update((window_start(since, self._window_us), window_start(until, self._window_us)) for since, until in heard.windows)
         if heard.dirty is not None:
             self._dirty_since(heard.dirty)
 
@@ -153,7 +153,7 @@ class Merger:
         at = bisect_left(marked, window)
         if (at == len(marked) or marked[at] != window) and window >= self._fleet.floor:
             marked.insert(at, window)
-            self._touched.add(window)
+            self._touched.add((window, window))
 
     def _reached(self) -> int:
         """Engine time that every shard that has reported has heard of; it never goes back."""
@@ -292,7 +292,7 @@ class _Drain:
                 target = min(target, tier.dirty_from)
             target = first if target < tier.rows[0] or first < tier.rows[0] else _row_of(tier, target)
             closing = {row for row in tier.open_rows if row + tier.lengths[row] <= self._closed}
-            touched = {_row_of(tier, window) for window in merger._touched if window >= tier.rows[0]}
+            touched = {row for since, until in merger._touched for row in _rows_of(tier, since, until)}
             alone = sorted(row for row in closing | touched if row < target)
         tier.dirty_from = None
         out: list[DuplicateWindow] = []
@@ -453,6 +453,11 @@ class _Drain:
 def _row_of(tier: Tier, at: int) -> int:
     """Start of the row, of those given out, that holds ``at``, or of the one before it."""
     return tier.rows[bisect_right(tier.rows, at) - 1]
+
+
+def _rows_of(tier: Tier, since: int, until: int) -> list[int]:
+    """Starts of the rows, of those given out, that hold something of [``since``, ``until``]."""
+    return tier.rows[max(0, bisect_right(tier.rows, since) - 1) : bisect_right(tier.rows, until)]
 
 
 def _any_between(starts: list[int], low: int, high: int) -> bool:
