@@ -11,13 +11,17 @@ from schemas.histogram import bucket
 
 from .fleet import Amounts, pairs
 from .identity import Contents
-from .rank import Declared, Rank, RankInput, Scraped
+from .rank import Declared, Rank, RankInput, Scraped, Step
 from .test_oracle_by_hand import S, batch, clear, frames, remove, store
 
 
 def read(*payloads: bytes, contents: Contents | None = None, instance: str = "i", **declared: Any) -> Rank:
     given = RankInput(instance, 0, frames(*payloads), declared=Declared("none", **declared))
     return Rank(given, contents or Contents(), states=True)
+
+
+def among(*steps: Step) -> Rank:
+    return Rank(RankInput("i", 0, list(steps), declared=Declared("none")), Contents())
 
 
 def histogram(rank: Rank, name: str) -> list[int]:
@@ -37,9 +41,9 @@ def test_the_second_block_that_goes_on_from_a_chain_shows_it_used() -> None:
     # 3 and then 4 go on from 2: the request of 4 found 1 and 2. Nothing says so of 3 and 4.
     rank = read(batch(10, store(1, 2, 3)), batch(11, store(4, parent=2)), batch(12, remove(4, 3, 2, 1)))
     assert rank.total("unreused_blocks") == 2
-    # the same, but 1 had gone in between and come back: what went before it does not count for it, nor what its own request went on with
+    # the same, but 1 had gone in between and come back: its first life was waste, its second was found by the request of 4
     rank = read(batch(10, store(1, 2, 3)), batch(11, remove(1), store(1)), batch(12, store(4, parent=2)), batch(13, remove(4, 3, 2, 1)))
-    assert rank.total("unreused_blocks") == 1 + 2  # the first life of 1; 3 and 4
+    assert rank.total("unreused_blocks") == 1 + 2  # and 3 and 4
 
 
 def test_the_oldest_loss_is_forgotten_first() -> None:
@@ -58,23 +62,21 @@ def test_gpu_time_is_at_the_rate_declared_or_the_highest_measured() -> None:
     declared = read(*payloads, prefill_rate=100.0, gpus_per_rank=2.0)
     assert declared.total("recompute_evicted_gpu_us") == 80_000  # 4 / 100 s on two GPUs
     # 0..10 s: 50 computed a second; 5..15 s: 100; 9 s is too short to count
-    scrapes = [
-        Scraped(at * 1000, prompt_tokens=p, prompt_tokens_cached=c)
-        for at, p, c in ((0, 0, 0), (5, 500, 500), (10, 1500, 1000), (15, 2000, 1000))
-    ]
+    told = ((0, 0, 0), (5, 500, 500), (10, 1500, 1000), (15, 2000, 1000))
+    scrapes = [Scraped(at * 1000, prompt_tokens=prompt, prompt_tokens_cached=cached) for at, prompt, cached in told]
     sent = frames(*payloads)
-    measured = Rank(RankInput("i", 0, [*sent[:2], *scrapes, sent[2]], declared=Declared("none")), Contents())
+    measured = among(*sent[:2], *scrapes, sent[2])
     assert measured.total("recompute_evicted_gpu_us") == 40_000
 
 
 def test_what_the_engine_says_of_itself_breaks_the_observed_stretch() -> None:
     sent = frames(batch(10, store(1, 2, 3)), batch(12), batch(14))
-    over = Rank(RankInput("i", 0, [sent[0], Scraped(1, pool=2), *sent[1:]], declared=Declared("none")), Contents())
+    over = among(sent[0], Scraped(1, pool=2), *sent[1:])
     assert [(breach.kind, breach.found, breach.bound) for breach in over.breaches] == [("cached_over_pool", 3, 2)]
     assert over.observed_us() == 2 * S  # 12 to 14
     # 20 in use, 3 cached, none running, slack 8: believed the second time
     busy = [Scraped(at, usage=0.2, pool=100, running=0) for at in (1, 2)]
-    starved = Rank(RankInput("i", 0, [sent[0], busy[0], sent[1], busy[1], sent[2]], declared=Declared("none")), Contents())
+    starved = among(sent[0], busy[0], sent[1], busy[1], sent[2])
     assert [(breach.kind, breach.at, breach.found, breach.bound) for breach in starved.breaches] == [("in_use_over_cached", 12 * S, 20, 11)]
     assert starved.observed_us() == 2 * S  # 10 to 12
 
