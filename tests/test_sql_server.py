@@ -49,6 +49,15 @@ def test_a_server_is_migrated_filled_and_read_as_the_embedded_store_is(server: s
     assert not list(tmp_path.iterdir())
 
 
+def test_an_insert_of_many_blocks_arrives_whole(server: str, tmp_path: Path) -> None:
+    rows = 20_000
+    with connect(f"{server}/large", tmp_path) as database:
+        database.create_database()
+        database.command("CREATE TABLE numbers (n Int64, text String) ENGINE = MergeTree ORDER BY n")
+        database.insert("numbers", ["n", "text"], [list(range(rows)), ["x" * 300] * rows])
+        assert database.query("SELECT count(), sum(n) FROM numbers").rows == [(rows, rows * (rows - 1) // 2)]
+
+
 def test_a_server_without_the_schema_is_told_from_one_that_fails(server: str, tmp_path: Path) -> None:
     runner = CliRunner()
     options = ["--clickhouse-url", f"{server}/nothing", "--data-dir", str(tmp_path)]
