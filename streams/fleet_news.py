@@ -87,6 +87,10 @@ def _least_bytes(declaration: Declaration, groups: list[int]) -> int | None:
     return min(known) if len(known) == len(found) else None
 
 
+_Part = tuple[list[bytes], list[bytes], list[bytes]]
+"""Contents opened, contents closed, and what lies before each of those opened."""
+
+
 class FleetNews:
     """Gathers what each content shard is to hear, and cuts it into messages that each have one declaration.
 
@@ -100,7 +104,7 @@ class FleetNews:
         self.told = Told()
         self.departed = False
         self.moved = False
-        self._at_once = True  # the next batch is told in a message of its own: the first, and the first after a departure
+        self.at_once = True  # the next batch is told in a message of its own: the first, and the first after a departure
         self._rank = (instance_id, dp_rank)
         self._shards = shards
         self._steps: list[list[ResidencyStep]] = [[] for _ in range(shards)]
@@ -122,15 +126,17 @@ class FleetNews:
             if not touched:
                 continue
             held, shards = self.held[tier], self._shards
-            parts: dict[tuple[int, int], tuple[list[bytes], list[bytes], list[bytes]]] = {}
+            parts: dict[tuple[int, int], _Part] = {}
+            part: _Part = ([], [], [])
+            part_shard = part_size = -1
             for content, (before, size, parent) in touched.items():
                 after = content in held
                 if before == after:
                     continue
                 shard = int.from_bytes(content[:4], "big") % shards if shards > 1 else 0
-                part = parts.get((shard, size))
-                if part is None:
-                    part = parts[shard, size] = ([], [], [])
+                if size != part_size or shard != part_shard:
+                    part_shard, part_size = shard, size
+                    part = parts.setdefault((shard, size), ([], [], []))
                 if after:
                     part[0].append(content)
                     part[2].append(parent)
@@ -143,8 +149,8 @@ class FleetNews:
 
     def counted(self, offset: int, at: int) -> None:
         """The batch at ``offset`` was counted, and everything it changed was told: nothing else of that offset follows."""
-        if self._at_once:
-            self._at_once = False
+        if self.at_once:
+            self.at_once = False
             self.seal(offset, at)
 
     def observe(self, start_us: int, end_us: int) -> None:
@@ -177,7 +183,7 @@ class FleetNews:
             return
         self.seal(offset - 1, watermark_us)
         self.departed = departed
-        self._at_once = not departed
+        self.at_once = not departed
         if departed and watermark_us:
             self.moved = True
             self.seal(offset, watermark_us)

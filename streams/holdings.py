@@ -343,7 +343,11 @@ class Holdings(KnownBlocks):
                 block.gpu_open = False
                 content = block.content
                 if content is not None:
-                    close_content(held, touched, content, size)
+                    if held[content] == 1 and content not in touched:
+                        del held[content]
+                        touched[content] = (True, size, UNKNOWN_PARENT)
+                    else:
+                        close_content(held, touched, content, size)
             block.gpu = left
             ended_blocks += ended
             ended_tokens += ended * size

@@ -1,7 +1,7 @@
 """What one rank holds, what it lost and what it computed again: the holder core. Pure, no clocks, no I/O.
 
 :class:`RankCore` takes the messages of one rank in their order and gives, at each :meth:`RankCore.drain`, the windows that
-changed, the recomputes, and what changed for the fleet (content opened or closed on this rank). Here is the order of the stream, its
+changed, the recomputes, and what changed for the fleet (content opened or closed on this rank). Here are the order of the stream and its
 lives; :mod:`streams.holdings` counts blocks, and :mod:`streams.rank_windows` keeps the rows they are counted in.
 """
 
@@ -224,7 +224,8 @@ class RankCore(RankWindows):
             if not row.first_batch_us:
                 row.first_batch_us = at
             row.last_batch_us = at
-        self._take_pending(row)
+        if self._pending_reasons or self._pending_lost or self._pending_refused or self._pending_scrapes:
+            self._take_pending(row)
         self._contiguous = True
         self.watermark_us = at
         # A muted batch repeats what an earlier attachment already counted: it changes state, not figures. What it tells of
@@ -257,10 +258,13 @@ class RankCore(RankWindows):
                 self._name(row, "identity")
             if holdings.ambiguous:
                 self._name(row, "ambiguous_reload")
-        self._forget(row, at)
+        forgotten = self._history.forget(at, holdings.groups)
+        if forgotten:
+            self._count_forgotten(row, forgotten)
         self._fill(row)
         self._fleet.flush(self.offset, at)
-        self._fleet.counted(self.offset, at)
+        if self._fleet.at_once:
+            self._fleet.counted(self.offset, at)
 
     def _announce(self, message: RankMessage, ops: list[Op]) -> None:
         """Before a batch is counted: that the rank is back, and what its blocks weigh now that it shows another cache group."""
@@ -284,23 +288,18 @@ class RankCore(RankWindows):
 
     def _take_pending(self, row: Row) -> None:
         """What came before any batch stands in the row of the first; what broke the stream stands on both sides of the break."""
-        if self._pending_reasons:
-            for reason in sorted(self._pending_reasons):
-                self._name(row, reason)
-            self._pending_reasons.clear()
-        if self._pending_lost or self._pending_refused or self._pending_scrapes:
-            row.lost_batches += self._pending_lost
-            row.refused_batches += self._pending_refused
-            row.scrapes += self._pending_scrapes
-            self._contradicted(row, self._pending_breaches)
-            self._pending_lost = self._pending_refused = self._pending_scrapes = 0
-            self._pending_breaches = []
+        for reason in sorted(self._pending_reasons):
+            self._name(row, reason)
+        self._pending_reasons.clear()
+        row.lost_batches += self._pending_lost
+        row.refused_batches += self._pending_refused
+        row.scrapes += self._pending_scrapes
+        self._contradicted(row, self._pending_breaches)
+        self._pending_lost = self._pending_refused = self._pending_scrapes = 0
+        self._pending_breaches = []
 
-    def _forget(self, row: Row, at: int) -> None:
-        """Keep what is remembered of losses within its bounds; from the first that is forgotten on, every row says so."""
-        forgotten = self._history.forget(at, self._holdings.groups)
-        if not forgotten:
-            return
+    def _count_forgotten(self, row: Row, forgotten: dict[int, int]) -> None:
+        """From the first loss that is forgotten on, every row says so."""
         for group, blocks in forgotten.items():
             tally_of(row.groups, group).counters.forgotten_blocks += blocks
         if not self._forgot:
