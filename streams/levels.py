@@ -58,10 +58,10 @@ class Level:
 
     def top(self) -> None:
         """Take the present state into the maxima."""
-        ib, it, bb, bt, ibytes, bbytes = self.now
-        tops = self.tops
-        for index, value in enumerate((ib, it, bb, bt, ibytes, bbytes, ib + bb, it + bt, ibytes + bbytes)):
-            tops[index] = max(tops[index], value)
+        now, tops = self.now, self.tops
+        for index, value in enumerate((*now, now[0] + now[2], now[1] + now[3], now[4] + now[5])):
+            if value > tops[index]:  # noqa: PLR1730 (a call each would take longer than all the rest)
+                tops[index] = value
 
 
 class Tier:

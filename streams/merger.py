@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
+from copy import copy
 
 import msgspec
 
@@ -368,27 +369,29 @@ class _Drain:
                 move(bearer, counts, at)
         # Over a long stretch in which nothing happens those that bear nothing are left out, unless something else was said before.
         is_long = length > self._window_us
+        idle: list[Scope] = []
         if not is_long:
-            for scope, since in self._merger._fleet.scopes.items():
-                if since <= start:
-                    level_of(scope)
+            idle += [scope for scope, since in self._merger._fleet.scopes.items() if since <= start and scope not in levels]
             for pair, since in tier.pairs.items():
                 if since <= start:
                     levels_of(pair)
         final = whole and start + length <= self._closed
         tier.row_given(start, length, final=final)
         given = tier.given.setdefault(start, set()) if is_long else tier.given.pop(start, set())
-        for scope in given:
-            level_of(scope)
-        coverage = self._coverage(start, start + length, end)
+        idle += [scope for scope in given if scope not in levels and scope not in idle]
+        if is_long:
+            given.update(levels)
+        nothing = self._nothing(name, start, length, end, final)
         rows = []
         for scope, level in levels.items():
             level.hold_until(end)
             if not whole:
                 level.top()  # the final state counts, however short
-            if is_long:
-                given.add(scope)
-            rows.append(self._record(name, scope, level, start, length, end, final, coverage))
+            rows.append(_filled(copy(nothing), scope, level))
+        for scope in idle:
+            row = copy(nothing)
+            row.scope, row.scope_key = scope
+            rows.append(row)
         return rows
 
     def _coverage(self, start: int, end: int, as_of: int) -> Coverage:
@@ -399,16 +402,13 @@ class _Drain:
             found = self._coverages[key] = self._merger._fleet.coverage(start, end, as_of, complete=complete)
         return found
 
-    def _record(
-        self, tier: str, scope: Scope, level: Level, start: int, length: int, end: int, final: bool, coverage: Coverage
-    ) -> DuplicateWindow:
+    def _nothing(self, tier: str, start: int, length: int, end: int, final: bool) -> DuplicateWindow:
+        """The row of a scope that bore nothing."""
         merger = self._merger
-        inside_blocks, inside_tokens, between_blocks, between_tokens, inside_bytes, between_bytes = level.now
-        sums, tops = level.sums, level.tops
-        sized = level.sized and scope[0] != "workload_pair"
+        coverage = self._coverage(start, start + length, end)
         return DuplicateWindow(
-            scope=scope[0],
-            scope_key=scope[1],
+            scope="fleet",
+            scope_key="",
             tier=tier,
             window_start_us=start,
             window_us=length,
@@ -421,20 +421,7 @@ class _Drain:
             # Of a closed window nothing is on its way, and what is told of it does not hang on when it is told.
             ranks=merger._fleet.heard_by(end) if final else self._heard,
             rank_lag_us=0 if final else self._lag_us,
-            inside_token_us=sums[1],
-            between_token_us=sums[3],
-            inside_block_us=sums[0],
-            between_block_us=sums[2],
-            extra_tokens_max=tops[7],
-            inside_tokens_max=tops[1],
-            between_tokens_max=tops[3],
-            extra_blocks_max=tops[6],
-            inside_blocks_max=tops[0],
-            between_blocks_max=tops[2],
-            inside_tokens_end=inside_tokens,
-            between_tokens_end=between_tokens,
-            inside_blocks_end=inside_blocks,
-            between_blocks_end=between_blocks,
+            **dict.fromkeys(_FIGURES, 0),
             expected_ranks=coverage.expected,
             observed_us=coverage.observed_us,
             register=coverage.register,
@@ -442,12 +429,46 @@ class _Drain:
             between_register=coverage.between,
             reasons=coverage.reasons,
             late_changes=self._late_changes,
-            inside_byte_ms=sums[4] // 1_000 if sized else None,
-            between_byte_ms=sums[5] // 1_000 if sized else None,
-            extra_bytes_max=tops[8] if sized else None,
-            inside_bytes_end=inside_bytes if sized else None,
-            between_bytes_end=between_bytes if sized else None,
         )
+
+
+_FIGURES = (
+    "inside_token_us",
+    "between_token_us",
+    "inside_block_us",
+    "between_block_us",
+    "extra_tokens_max",
+    "inside_tokens_max",
+    "between_tokens_max",
+    "extra_blocks_max",
+    "inside_blocks_max",
+    "between_blocks_max",
+    "inside_tokens_end",
+    "between_tokens_end",
+    "inside_blocks_end",
+    "between_blocks_end",
+    "inside_byte_ms",
+    "between_byte_ms",
+    "extra_bytes_max",
+    "inside_bytes_end",
+    "between_bytes_end",
+)
+
+
+def _filled(row: DuplicateWindow, scope: Scope, level: Level) -> DuplicateWindow:
+    """``row`` with the figures of one scope; bytes are null where they are not known of every rank that bore a copy, and of a pair."""
+    row.scope, row.scope_key = scope
+    row.inside_block_us, row.inside_token_us, row.between_block_us, row.between_token_us, inside, between = level.sums
+    row.inside_blocks_end, row.inside_tokens_end, row.between_blocks_end, row.between_tokens_end, inside_end, between_end = level.now
+    tops = level.tops
+    row.inside_blocks_max, row.inside_tokens_max, row.between_blocks_max, row.between_tokens_max = tops[:4]
+    row.extra_blocks_max, row.extra_tokens_max, bytes_max = tops[6:]
+    if level.sized and scope[0] != "workload_pair":
+        row.inside_byte_ms, row.between_byte_ms, row.extra_bytes_max = inside // 1_000, between // 1_000, bytes_max
+        row.inside_bytes_end, row.between_bytes_end = inside_end, between_end
+    else:
+        row.inside_byte_ms = row.between_byte_ms = row.extra_bytes_max = row.inside_bytes_end = row.between_bytes_end = None
+    return row
 
 
 def _row_of(tier: Tier, at: int) -> int:
