@@ -259,7 +259,7 @@ class CensusApp(faust.App):
                 for agent in self.counting:
                     await agent.flush()
         except Exception as error:
-            log.warning("results of the last second were not given out (%s); the next start does it", error or type(error).__name__)
+            log.warning("results of the last second were not given out (%s); the next start does it", str(error) or type(error).__name__)
             return
         try:
             async with asyncio.timeout(LAST_FLUSH_SECONDS), self._keeping:
