@@ -236,6 +236,7 @@ class FleetRanks:
             self._count_in(facts)
         facts.stale_us = (message.staleness_ms or STALE_MS) * 1_000
         if facts.away and not facts.away[-1][1] and not message.departed:
+            # The batch with which it comes back is told by a message of its own.
             left = facts.away[-1][0]
             facts.away[-1][1] = max(message.watermark_us, left, 1)
             heard.since(left)
