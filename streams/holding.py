@@ -27,6 +27,9 @@ Holder = tuple[Rank, str]
 Event = tuple[int, Holder, bool]
 """(time, who, whether it holds the content from now on)."""
 
+MARK_EVENTS = 16
+"""So many events lie at least between two states that are kept of one content."""
+
 _INSIDE, _BETWEEN = 0, 1
 
 
@@ -215,9 +218,10 @@ class Content:
     While a single rank has ever held it nothing is duplicated, and ``tail`` is not kept: most content never needs it.
     ``base`` is the state after all events up to ``base_at``, which were let go. ``first_at`` is when anybody was first seen to hold it.
     ``parent`` is the content before it, told first at ``parent_at``; ``rivals`` all that were told, where they differ.
+    ``mark`` is the state after ``base`` and the first ``marked`` events, ``None`` where none is kept.
     """
 
-    __slots__ = ("base", "base_at", "events", "first_at", "last_at", "parent", "parent_at", "rivals", "size", "tail")
+    __slots__ = ("base", "base_at", "events", "first_at", "last_at", "mark", "marked", "parent", "parent_at", "rivals", "size", "tail")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -226,6 +230,8 @@ class Content:
         self.last_at = -1
         self.base: State | None = None
         self.base_at = -1
+        self.mark: State | None = None
+        self.marked = 0
         self.first_at = -1
         self.parent = UNKNOWN_PARENT
         self.parent_at = 0
@@ -244,18 +250,36 @@ class Content:
         self.last_at = at
 
     def insert(self, late: Iterable[Event], skew_us: int, steps: Steps) -> None:
-        """Put late events where they belong, and add the difference to what was announced before."""
-        _, before = self.replay(skew_us)
+        """Put late events where they belong, and add the difference to what was announced before.
+
+        What lies before the first of them says the same before and after, so it takes no part: the work does not grow with the past.
+        """
         # Of one rank the last word on an instant holds.
         moments = {(max(at, self.base_at + 1), holder[0]): (holder, opened) for at, holder, opened in late}
-        self.events = [event for event in self.events if (event[0], event[1][0]) not in moments]
-        self.events += [(at, holder, opened) for (at, _), (holder, opened) in moments.items()]
-        self.events.sort(key=_time_of)
-        self.last_at = self.events[-1][0]
-        tail, after = self.replay(skew_us)
-        self.tail = None if self.base is None and self._alone() else tail
+        kept = bisect_left(self.events, min(at for at, _ in moments), key=_time_of)
+        state, moved = self._after(kept, skew_us), self.events[kept:]
+        before, after = Steps(), Steps()
+        _apply_all(state.copy(), moved, skew_us, before)
+        moved = [event for event in moved if (event[0], event[1][0]) not in moments]
+        moved += [(at, holder, opened) for (at, _), (holder, opened) in moments.items()]
+        moved.sort(key=_time_of)
+        _apply_all(state, moved, skew_us, after)
+        self.events[kept:] = moved
+        self.last_at = moved[-1][0]
+        self.tail = None if self.base is None and self._alone() else state
         steps.take(after, 1)
         steps.take(before, -1)
+
+    def _after(self, count: int, skew_us: int) -> State:
+        """A state of its own, after the first ``count`` events kept, no later than the first that changes: see ``mark``."""
+        if self.marked > count:
+            self.mark, self.marked = None, 0
+        known = self.base if self.mark is None else self.mark
+        state = State() if known is None else known.copy()
+        _apply_all(state, self.events[self.marked : count], skew_us, Steps())
+        if count - self.marked >= MARK_EVENTS:
+            self.mark, self.marked = state.copy(), count
+        return state
 
     def _alone(self) -> bool:
         """Whether all events kept are of one rank."""
@@ -275,6 +299,9 @@ class Content:
         if not kept:
             return
         self.base_at, _, opened = self.events[kept - 1]
+        if self.tail is None or self.marked <= kept:
+            self.mark, self.marked = None, kept
+        self.marked -= kept
         if self.tail is None:  # of one rank: its last word says it all
             del self.events[: kept - opened]
             return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from schemas.records import ID_BYTES, UNKNOWN_PARENT, SharedContent, rank_key
@@ -56,9 +58,8 @@ class Slice:
         if tier == GPU and content.tail is not None:
             self.shared_late += sum(self.touch(at, key) for at, _, _ in events)
             first = min(at for at, _, _ in events)
-            for at, _, _ in content.events:
-                if at > first:
-                    self.touch(at, key)
+            for at, _, _ in content.events[bisect_right(content.events, first, key=itemgetter(0)) :]:
+                self.touch(at, key)
         return moved
 
     def tell(self, as_of: int, limit: int, named: Callable[[Rank], int]) -> list[SharedContent]:
