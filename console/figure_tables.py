@@ -151,10 +151,11 @@ def _print_duplicates(core: Document, console: Console) -> set[str]:
     console.print(shown)
     if core["other_tiers"]:
         console.print("Duplicate KV footprint, other tiers: extra copies")
-        others = table(["tier", ""], ["mean", "max", "end"])
+        others = table(["tier", ""], ["mean", "max", "end"], register=True)
         for tier, figures in core["other_tiers"].items():
             for unit in _UNITS:
-                others.add_row(tier if unit == "tokens" else "", unit, *_levels(figures, unit))
+                first = unit == "tokens"
+                others.add_row(tier if first else "", unit, *_levels(figures, unit), *(read_as(figures) if first else ("", "")))
         console.print(others)
     if core["late_changes"]:
         console.print(f"{core['late_changes']:,} changes came so late that they count at a later time than their own")

@@ -53,23 +53,28 @@ def duplicate_footprint(totals: Totals, scope: str, key: str) -> Document:
         uncomparable.add("key_change")
         warnings.append("ranks keyed differently cannot be compared: copies between them are not seen")
     inside_split = any(len(keys(life for life in lives if life.instance_id == instance)) > 1 for instance in instances)
-    single = _comparable_holders(lives) < 2 and not _extra(headline)
-    if single and lives:
-        reasons.add("single_holder")
-    unmeasured = single or not counted or bool(reasons & {"no_ranks", "not_observed"})
+    alone = _comparable_holders(lives) < 2
     best: Register = "lower_bound" if reasons & (SPOILS_EXACTNESS | {"shards_missing", "behind"}) else "exact"
-    inside: Register = "indeterminate" if unmeasured or inside_split else best
-    between: Register = "indeterminate" if unmeasured or uncomparable else best
-    parts = {"inside_instances": inside, "between_instances": between}
+
+    def read(window: DuplicateTotals) -> Document:
+        """The figures of one tier and how they may be read."""
+        single = alone and not _extra(window)
+        unmeasured = single or not counted or bool(reasons & {"no_ranks", "not_observed"})
+        inside: Register = "indeterminate" if unmeasured or inside_split else best
+        between: Register = "indeterminate" if unmeasured or uncomparable else best
+        return {
+            **_tier(window, span, {"inside_instances": inside, "between_instances": between}),
+            "coverage": coverage(lives, span),
+            "identity_coverage": identity_coverage(lives),
+            "register": "indeterminate" if "indeterminate" in (inside, between) else best,
+            "reasons": sorted(reasons | uncomparable | ({"single_holder"} if single and lives else set())),
+        }
+
     return {
-        **_tier(headline, span, parts),
+        **read(headline),
         "late_changes": headline.late_changes,
-        "coverage": coverage(lives, span),
-        "identity_coverage": identity_coverage(lives),
-        "register": "indeterminate" if "indeterminate" in (inside, between) else best,
-        "reasons": sorted(reasons | uncomparable),
         "warnings": warnings,
-        "other_tiers": {tier: _tier(tiers[tier], span, {}) for tier in sorted(tiers) if tier != HEADLINE_TIER},
+        "other_tiers": {tier: read(tiers[tier]) for tier in sorted(tiers) if tier != HEADLINE_TIER},
     }
 
 
@@ -183,7 +188,7 @@ def _tier(window: DuplicateTotals, span: Span, registers: dict[str, Register]) -
                 span, getattr(window, f"{name}_block_us"), getattr(window, f"{name}_blocks_max"), getattr(window, f"{name}_blocks_end")
             ),
             "extra_bytes": {"mean": _byte_mean(span, getattr(window, f"{name}_byte_ms")), "end": getattr(window, f"{name}_bytes_end")},
-            **({"register": registers[f"{name}_instances"]} if registers else {}),
+            "register": registers[f"{name}_instances"],
         }
 
     return {

@@ -42,15 +42,16 @@ class Bounds:
     def windows(self) -> str:
         """Rank windows that reach into the span, of one version of the rules where one is asked for."""
         version = "semantics_version = {version:Int32}" if "version" in self.parameters else "1"
-        return f"{version} AND {self.overlap('window_start', 'window_end')}"
+        return f"{version} AND {self.overlap('window_start', 'window_end', half_open=True)}"
 
-    def overlap(self, start: str, end: str, *, upto: bool = False) -> str:
-        """Whether [start, end] reaches into the span."""
+    def overlap(self, start: str, end: str, *, upto: bool = False, half_open: bool = False) -> str:
+        """Whether [start, end] reaches into the span, both inclusive; with ``half_open``, neither end counts."""
         conditions = ["1"]
+        after, before = (">", "<") if half_open else (">=", "<=")
         if "since" in self.parameters and not upto:
-            conditions.append(f"{end} >= fromUnixTimestamp64Micro({{since:Int64}}, 'UTC')")
+            conditions.append(f"{end} {after} fromUnixTimestamp64Micro({{since:Int64}}, 'UTC')")
         if "until" in self.parameters:
-            conditions.append(f"{start} <= fromUnixTimestamp64Micro({{until:Int64}}, 'UTC')")
+            conditions.append(f"{start} {before} fromUnixTimestamp64Micro({{until:Int64}}, 'UTC')")
         return " AND ".join(conditions)
 
 

@@ -291,6 +291,16 @@ def test_a_span_is_applied_to_each_list_by_its_own_clock(data_dir: Path) -> None
     assert {entry["incarnation"] for entry in after["forwarders"]["entries"]} == {"run-1", "run-2"}
 
 
+def test_a_window_that_only_touches_the_span_is_none_of_its(data_dir: Path) -> None:
+    with store.connect(None, data_dir) as database:
+        before = load_observation(database, until_us=START_US)
+        inside = load_observation(database, since_us=START_US + WINDOW_US - 1)
+        after = load_observation(database, since_us=START_US + WINDOW_US)
+    assert (before.breaches, before.breaches_found, before.key_spaces) == ([], 0, [])
+    assert (len(inside.breaches), inside.breaches_found, len(inside.key_spaces)) == (1, 12, 2)
+    assert (after.breaches, after.breaches_found, after.key_spaces) == ([], 0, [])
+
+
 def test_an_empty_place_says_so(tmp_path: Path) -> None:
     assert "No figures yet: there is no store" in shown(tmp_path)
     document = json.loads(shown(tmp_path, "--json"))

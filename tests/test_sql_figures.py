@@ -96,6 +96,37 @@ def test_everything_seen_is_exact() -> None:
     assert document["warnings"] == []
 
 
+def test_each_count_of_a_rank_stands_under_its_own_name() -> None:
+    """Every count another number: none may stand for another, or be left out."""
+    names = ("evicted", "cleared", "unreused", "stored")
+    of_group = {f"{name}_{unit}": n for n, (name, unit) in enumerate(((x, y) for x in names for y in ("tokens", "blocks")), 100)}
+    of_group |= {"reloaded_tokens": 120, "reloaded_blocks": 121, "resident_tokens": 122, "resident_blocks": 123}
+    other = group(group_idx=1, spec_kind="sliding_window", forgotten_blocks=3, unjoined_evicts=4, **of_group)
+    first = holder(
+        groups=[group(**of_group, forgotten_blocks=130, unjoined_evicts=131), other],
+        **{"batches": 140, "lost_batches": 141, "refused_batches": 142, "unresolved_blocks": 143, "scrapes": 144},
+    )
+    again = holder(
+        groups=[], window_start_us=START_US + 1, window_us=9, observed_us=0, batches=1, canary="c1", departed=True, pool_blocks=9
+    )
+    entry = figures([first, again])["ranks"][0]
+    apart = {name: value for name, value in of_group.items() if not name.startswith(("resident", "reloaded_blocks"))}
+    assert {name: entry[name] for name in apart} == apart
+    wanted = {"forgotten_blocks": 133, "unjoined_evicts": 135, "batches": 141, "lost_batches": 141, "refused_batches": 142}
+    wanted |= {"unresolved_blocks": 143, "scrapes": 144, "lives": 1, "pool_blocks": 9}
+    assert {name: entry[name] for name in wanted} == wanted
+    assert entry["departed"] is True
+    assert figures([first])["ranks"][0]["resident_blocks"] == 123
+
+
+def test_where_nothing_was_stored_no_share_of_it_has_an_identity() -> None:
+    assert figures([holder(groups=[group(resident_blocks=1)])])["repeat_compute"]["identity_coverage"] is None
+
+
+def test_a_row_that_is_not_final_makes_the_document_provisional() -> None:
+    assert figures([holder(final=False), holder(dp_rank=1)], [EXTRA])["provisional"] is True
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -262,6 +293,37 @@ def test_other_tiers_stand_beside() -> None:
     assert footprint["extra_tokens"]["mean"] == 4.0
     assert footprint["other_tiers"]["CPU"]["extra_tokens"] == {"mean": 2.0, "max": 9, "end": 0}
     assert list(footprint["other_tiers"]) == ["CPU"]
+    assert footprint["other_tiers"]["CPU"]["register"] == "exact"
+
+
+def test_every_figure_says_how_it_may_be_read() -> None:
+    """Above every count in the document, or beside it, stand coverage, register and reasons."""
+    pair = duplicate_window(scope="workload_pair", scope_key='["", "chat"]', between_token_us=1)
+    cuts = [duplicate_window(scope=scope, scope_key=key) for scope, key in (("rank", "a/0"), ("workload", "chat"), ("model", "m"))]
+    rows = [EXTRA, duplicate_window(tier="CPU"), pair, *cuts]
+    unsaid: list[str] = []
+
+    def look(document: Any, path: str, said: bool) -> None:
+        if isinstance(document, list):
+            for number, each in enumerate(document):
+                look(each, f"{path}[{number}]", said)
+        elif isinstance(document, dict):
+            said = said or {"coverage", "register", "reasons"} <= document.keys()
+            unsaid.extend(f"{path}.{name}" for name in document if name.endswith(("tokens", "blocks", "bytes", "gpu_seconds")) and not said)
+            for name, each in document.items():
+                # What stands in a cut, or in another tier, must say so for itself.
+                look(each, f"{path}.{name}", said and name not in ("other_tiers", "ranks", "fleet"))
+
+    cuts_by: list[By | None] = [None, "rank", "workload", "model"]
+    for by in cuts_by:
+        totals = totals_from_records(
+            [holder(), holder(dp_rank=1)], rows, Span(START_US, END_US), by=by, shared_prefixes=[shared_prefix(as_of_us=END_US)]
+        )
+        document = assemble(totals)
+        assert document["shared_prefixes"]["trunks"]
+        assert document["workload_pairs"]
+        look(document, "", said=False)
+    assert unsaid == []
 
 
 def test_by_workload_undeclared_is_a_bucket_of_its_own() -> None:

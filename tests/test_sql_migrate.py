@@ -95,6 +95,22 @@ def test_a_store_of_the_first_version_takes_up_the_new_names(database: Database)
     assert database.query("SELECT kind, msgs_seen, declared.kind, declared_more FROM lifecycle FINAL").rows == [("stop", None, [], 0)]
 
 
+def test_every_view_of_figures_says_how_they_may_be_read(database: Database) -> None:
+    migrate.apply(database)
+    columns: dict[str, set[str]] = {}
+    for name, column in database.query(
+        "SELECT t.name, c.name FROM system.tables AS t INNER JOIN system.columns AS c ON c.database = t.database AND c.table = t.name "
+        "WHERE t.database = currentDatabase() AND (t.engine = 'View' OR t.name IN ('rank_windows', 'duplicate_windows', 'shared_prefixes'))"
+    ).rows:
+        columns.setdefault(name, set()).add(column)
+    del columns["life_primary_groups"]  # which group counts: no figure
+    for name in ("rank_windows", "duplicate_windows"):
+        assert {"observed_us", "window_us"} <= columns[name]
+        columns[name].add("coverage")
+    assert len(columns) == 10
+    assert {name for name, found in columns.items() if not {"coverage", "register", "reasons"} <= found} == set()
+
+
 def test_several_started_at_once_all_succeed(database: Database) -> None:
     start = threading.Barrier(4)
     failures: list[BaseException] = []

@@ -42,7 +42,7 @@ from sql.database import Database
 from sql.result_rows import GROUP_FIELDS, GROUP_STATES, GROUP_SUMS, HISTOGRAMS
 from sql.rows import TableRows
 from sql.store import connect
-from tests.sql_records import START_US, duplicate_window, group, rank_window
+from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window
 
 A, B, C, D = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 NONE = bytes(16)
@@ -346,6 +346,28 @@ def test_recomputes_come_back(database: Database) -> None:
     times = ", ".join(f"toUnixTimestamp64Micro({name})" for name in ("stored_at", "lost_at", "back_at"))
     assert database.query(f"SELECT {names}, {times} FROM recomputes FINAL").rows == [
         ("a", 1, 0, "l", 7, 2, 1, 5, "cleared", A, None, 16, 5, C, D, 1234, START_US - 9, START_US - 5, START_US)
+    ]
+
+
+def test_a_recomputed_block_is_read_as_the_window_in_which_it_came_back(database: Database) -> None:
+    said: dict[str, Any] = {"dp_rank": 1, "life_id": "l", "workload": "chat", "register": "lower_bound"}
+    earlier = rank_window(**said, window_start_us=START_US - WINDOW_US, observed_us=0)
+    window = rank_window(**said, observed_us=WINDOW_US // 4, reasons=["lost"])
+    rows = TableRows()
+    for record in (
+        Recompute("a", 1, 0, "l", 7, 2, 1, 4, "evicted", A, B, 16, START_US - 9, START_US - 5, START_US, 5),
+        Recompute("a", 1, 0, "l", 8, 0, 1, 4, "evicted", A, B, 16, START_US - 9, START_US - 5, START_US + WINDOW_US - 1, 5),
+        Recompute("a", 1, 0, "of no window", 9, 0, 1, 4, "cleared", A, B, 16, 0, 0, START_US, 5),
+        earlier,
+        window,
+    ):
+        rows.add(record)
+    insert(database, rows)
+    columns = "seq, cause, workload, coverage, register, reasons, tokens, is_final"
+    assert database.query(f"SELECT {columns} FROM recomputed_blocks ORDER BY seq").rows == [
+        (7, "evicted", "chat", 0.25, "lower_bound", ["lost"], 16, True),
+        (8, "evicted", "chat", 0.25, "lower_bound", ["lost"], 16, True),
+        (9, "cleared", None, 0.0, "indeterminate", [], 16, False),
     ]
 
 
