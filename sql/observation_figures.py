@@ -54,6 +54,6 @@ def insertions(document: dict[str, Any]) -> Insertions:
         countable=True,
         blocks=blocks,
         tokens=tokens,
-        first_blocks=blocks - sum(cause["blocks"] for cause in again) - sum(rank.get("reloaded_blocks", 0) for rank in ranks),
+        first_blocks=blocks - sum(cause["blocks"] for cause in again) - sum(rank["reloaded_blocks"] for rank in ranks),
         first_tokens=tokens - sum(cause["tokens"] for cause in again) - sum(rank["reloaded_tokens"] for rank in ranks),
     )

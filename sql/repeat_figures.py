@@ -87,6 +87,7 @@ def rank_figures(lives: Sequence[LifeTotals], span: Span) -> Document:
         "pool_blocks": latest.pool_blocks,
         "lifetime": durations(primaries(lives), "lifetime"),
         "reloaded_tokens": total(lives, "reloaded_tokens"),
+        "reloaded_blocks": total(lives, "reloaded_blocks"),
         "repeat_compute": _causes([lives], [lives] if telling else []) if able else None,
         "forgotten_blocks": sum(group.forgotten_blocks for life in lives for group in life.groups),
         "unjoined_evicts": sum(group.unjoined_evicts for life in lives for group in life.groups),

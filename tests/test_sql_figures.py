@@ -13,6 +13,7 @@ from schemas.histogram import bounds
 from schemas.records import Breach, DuplicateWindow, GroupCounters, RankWindow
 from sql.figures import REASONS, assemble, primary_group, reason_text
 from sql.known import KnownRank
+from sql.observation_figures import Insertions, insertions
 from sql.times import iso
 from sql.totals import By, Span, totals_from_records
 from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window, shared_prefix
@@ -110,7 +111,7 @@ def test_each_count_of_a_rank_stands_under_its_own_name() -> None:
         groups=[], window_start_us=START_US + 1, window_us=9, observed_us=0, batches=1, canary="c1", departed=True, pool_blocks=9
     )
     entry = figures([first, again])["ranks"][0]
-    apart = {name: value for name, value in of_group.items() if not name.startswith(("resident", "reloaded_blocks"))}
+    apart = {name: value for name, value in of_group.items() if not name.startswith("resident")}
     assert {name: entry[name] for name in apart} == apart
     wanted = {"forgotten_blocks": 133, "unjoined_evicts": 135, "batches": 141, "lost_batches": 141, "refused_batches": 142}
     wanted |= {"unresolved_blocks": 143, "scrapes": 144, "lives": 1, "pool_blocks": 9}
@@ -430,6 +431,8 @@ def test_how_soon_content_came_back() -> None:
     assert document["ranks"][1]["lifetime"] == {"p50": None, "p90": None, "p99": None, "histogram": []}
     assert document["ranks"][0]["repeat_compute"]["evicted"]["elapsed"]["p50"] == bounds(3)[1] / 1e6
     assert "elapsed" not in document["ranks"][0]["repeat_compute"]["concurrent"]
+    cleared = figures([holder(groups=[group(**HOLDING, back_cleared_buckets=[7], back_cleared_counts=[1])])])["repeat_compute"]
+    assert [cleared[cause]["elapsed"]["histogram"] for cause in ("evicted", "cleared", "restarted")] == [[], [[*bounds(7), 1]], []]
 
 
 def test_bytes_of_a_rank_need_the_size_of_every_group_that_holds_something() -> None:
@@ -484,6 +487,54 @@ def test_what_duplicate_windows_say_of_themselves_reaches_the_figure(told: list[
     assert footprint["late_changes"] == 3
 
 
+def test_what_the_fleets_windows_say_lowers_every_cut() -> None:
+    scoped = duplicate_window(scope="workload", scope_key="chat", inside_token_us=1)
+
+    def cut(**fleet: Any) -> tuple[str, list[str]]:
+        (core,) = figures([holder(), holder(dp_rank=1)], [msgspec.structs.replace(EXTRA, **fleet), scoped], by="workload")[
+            "duplicate_footprint"
+        ]
+        return core["register"], core["reasons"]
+
+    assert cut() == ("exact", [])
+    assert cut(reasons=["late_data"]) == ("lower_bound", ["late_data"])
+    assert cut(shards_reported=3) == ("lower_bound", ["shards_missing"])
+
+
+@pytest.mark.parametrize("reason", ["kv_connector", "history_forgotten"])
+def test_what_lowers_repeat_compute_alone_leaves_the_footprint_as_it_is(reason: str) -> None:
+    document = figures([holder(reasons=[reason]), holder(dp_rank=1)], [EXTRA])
+    assert reason in document["repeat_compute"]["reasons"]
+    assert (document["duplicate_footprint"]["register"], document["duplicate_footprint"]["reasons"]) == ("exact", [])
+
+
+def test_shards_that_have_not_heard_all_of_a_rank_are_behind() -> None:
+    ranks = [holder(), holder(dp_rank=1, last_batch_us=END_US - 10)]
+
+    def behind(**said: Any) -> bool:
+        """Over the whole stream: of an older span nobody says what was heard when."""
+        rows = [msgspec.structs.replace(EXTRA, **said)]
+        return "behind" in assemble(totals_from_records(ranks, rows))["duplicate_footprint"]["reasons"]
+
+    assert not behind(ranks=2, rank_lag_us=10)
+    assert behind(ranks=2, rank_lag_us=11)
+    assert behind(ranks=1, rank_lag_us=0)
+
+
+def test_first_insertions_are_those_that_neither_came_back_nor_were_loaded() -> None:
+    counted = group(
+        stored_blocks=100,
+        stored_tokens=1600,
+        recompute_evicted_blocks=5,
+        recompute_evicted_tokens=80,
+        reloaded_blocks=7,
+        reloaded_tokens=112,
+    )
+    document = figures([holder(groups=[counted])])
+    assert insertions(document) == Insertions(countable=True, blocks=100, tokens=1600, first_blocks=88, first_tokens=1408)
+    assert insertions(figures([holder(reuse_reporting="unlabelled")])) == Insertions(countable=False)
+
+
 def test_pairs_of_workloads() -> None:
     pairs = [
         duplicate_window(
@@ -503,12 +554,17 @@ def test_pairs_of_workloads() -> None:
 
 
 def test_shared_prefixes_of_the_last_instant() -> None:
-    first, last = shared_prefix(as_of_us=END_US), shared_prefix(as_of_us=END_US + 1, extra_tokens=7, parent_content_id=b"\x09" * 16)
+    first, last = (
+        shared_prefix(as_of_us=END_US),
+        shared_prefix(as_of_us=END_US + 1, extra_tokens=7, parent_content_id=b"\x09" * 16, depth_tokens=80),
+    )
     second = shared_prefix(as_of_us=END_US + 1, place=2)
     totals = totals_from_records([holder()], [], shared_prefixes=[second, first, last], prefixes=1)
     told = assemble(totals)["shared_prefixes"]
     assert told["as_of"] == iso(END_US + 1)
     (trunk,) = told["trunks"]
+    assert (trunk["head_content_id"], trunk["content_id"]) == ("01" * 16, "02" * 16)
+    assert (trunk["tokens"], trunk["depth_tokens"], trunk["parent_content_id"]) == (64, 80, "09" * 16)
     assert (trunk["place"], trunk["extra_tokens"], trunk["extra_bytes"], trunk["workloads"]) == (1, 7, None, [None, "chat"])
     assert (trunk["content_id"], trunk["parent_content_id"]) == ("02" * 16, "09" * 16)
     assert (trunk["coverage"], trunk["register"]) == (1.0, "exact")
