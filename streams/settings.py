@@ -39,6 +39,13 @@ DEFAULT_HISTORY_HOURS = 24.0
 DEFAULT_HISTORY_BLOCKS = 1_000_000
 DEFAULT_SNAPSHOT_SECONDS = 60.0
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
+
+MOST_WINDOW_SECONDS = 86_400
+MOST_GRACE_SECONDS = 366 * 86_400
+MOST_HISTORY_HOURS = 100 * 366 * 24
+MOST_HISTORY_BLOCKS = 10**12
+"""Beyond these an option is taken for a slip; microseconds, and every number in a snapshot, have to fit 63 bits."""
+
 GROUP = "kvcensus-worker"
 SINK_GROUP = "kvcensus-sink"
 DEFAULT_SESSION_MS = 10_000
@@ -81,10 +88,10 @@ class WorkerSettings:
 
 
 def window_us(seconds: float) -> int:
-    """A window's length in microseconds. Raises :class:`KvcensusError` unless it is a positive whole number of milliseconds."""
-    length = round(seconds * 1_000_000)
+    """A window's length in microseconds. Raises :class:`KvcensusError` unless it is whole milliseconds, above 0, a day at most."""
+    length = round(seconds * 1_000_000) if 0 < seconds <= MOST_WINDOW_SECONDS else 0
     if length <= 0 or length % 1_000:
-        raise KvcensusError(f"window of {seconds} s: expected a positive length in whole milliseconds, e.g. 10")
+        raise KvcensusError(f"window of {seconds} s: expected a length in whole milliseconds, at most {MOST_WINDOW_SECONDS} s, e.g. 10")
     return length
 
 
@@ -100,26 +107,33 @@ def positive_seconds(name: str, value: str | float) -> float:
 
 
 def grace_us(seconds: float) -> int:
-    """A grace in microseconds. Raises :class:`KvcensusError` unless it is 0 or more."""
-    if not 0 <= seconds < float("inf"):
-        raise KvcensusError(f"grace of {seconds} s: expected 0 or more seconds")
+    """A grace in microseconds. Raises :class:`KvcensusError` unless it is 0 or more, and a year at most."""
+    if not 0 <= seconds <= MOST_GRACE_SECONDS:
+        raise KvcensusError(f"grace of {seconds} s: expected 0 to {MOST_GRACE_SECONDS} seconds")
     return round(seconds * 1_000_000)
 
 
-def _number(name: str, value: str, least: float) -> float:
+def history_us(hours: float) -> int:
+    """So many hours of history in microseconds. Raises :class:`KvcensusError` unless they are 0 or more, and a century at most."""
+    if not 0 <= hours <= MOST_HISTORY_HOURS:
+        raise KvcensusError(f"history of {hours} hours: expected 0 to {MOST_HISTORY_HOURS}")
+    return round(hours * 3_600_000_000)
+
+
+def _number(name: str, value: str, most: float) -> float:
     try:
         number = float(value)
     except ValueError:
         number = float("nan")
-    if not least <= number < float("inf"):
-        raise KvcensusError(f"{name}={value!r}: expected a number, at least {least:g}")
+    if not 0 <= number <= most:
+        raise KvcensusError(f"{name}={value!r}: expected a number, 0 to {most:g}")
     return number
 
 
 def history_blocks(name: str, value: str) -> int:
-    """``value`` as a bound on remembered blocks. Raises :class:`KvcensusError` naming ``name`` unless it is a whole number, 0 or more."""
-    if not value.strip().isdecimal():
-        raise KvcensusError(f"{name}={value!r}: expected a whole number of blocks")
+    """``value`` as a bound on remembered blocks. Raises :class:`KvcensusError` naming ``name`` unless it is a whole number, 0 to 10^12."""
+    if not value.strip().isdecimal() or int(value) > MOST_HISTORY_BLOCKS:
+        raise KvcensusError(f"{name}={value!r}: expected a whole number of blocks, at most {MOST_HISTORY_BLOCKS}")
     return int(value)
 
 
@@ -145,8 +159,8 @@ def from_environment(environ: Mapping[str, str] | None = None, option_pairs: Ite
         window_us=window_us(positive_seconds(WINDOW_SECONDS, env.get(WINDOW_SECONDS) or DEFAULT_WINDOW_SECONDS)),
         flush_seconds=positive_seconds(FLUSH_SECONDS, env.get(FLUSH_SECONDS) or DEFAULT_FLUSH_SECONDS),
         sink=(env.get(SINK) or "1").strip().lower() not in ("0", "no", "off", "false"),
-        grace_us=grace_us(_number(GRACE_SECONDS, env.get(GRACE_SECONDS) or str(DEFAULT_GRACE_SECONDS), 0)),
-        history_us=round(_number(HISTORY_HOURS, env.get(HISTORY_HOURS) or str(DEFAULT_HISTORY_HOURS), 0) * 3_600_000_000),
+        grace_us=grace_us(_number(GRACE_SECONDS, env.get(GRACE_SECONDS) or str(DEFAULT_GRACE_SECONDS), MOST_GRACE_SECONDS)),
+        history_us=history_us(_number(HISTORY_HOURS, env.get(HISTORY_HOURS) or str(DEFAULT_HISTORY_HOURS), MOST_HISTORY_HOURS)),
         history_blocks=history_blocks(HISTORY_BLOCKS, env.get(HISTORY_BLOCKS) or str(DEFAULT_HISTORY_BLOCKS)),
         snapshot_seconds=positive_seconds(SNAPSHOT_SECONDS, env.get(SNAPSHOT_SECONDS) or DEFAULT_SNAPSHOT_SECONDS),
     )

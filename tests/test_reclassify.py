@@ -305,6 +305,8 @@ def test_what_a_user_can_get_wrong(database: Database, tmp_path: Path, stream: l
     refused("--since", "2h", "--until", "3h", match="must lie before", code=2)
     refused("--warm-up", "2", match="needs --since", code=2)
     refused("--since", "soon", match="--since", code=2)
+    for option in ("--grace", "--history-hours", "--history-blocks", "--warm-up"):
+        refused("--since", "2h", option, "1" + 300 * "0", match=option, code=2)
     refused(data_dir=tmp_path / "none", match="there is no store")
     database.close()
     refused(match="no facts are stored")

@@ -187,6 +187,9 @@ def test_the_records_behind_repeat_compute(filled: tuple[Database, Path]) -> Non
     assert listed("--rank", "i9/0") == (0, [])
     assert listed("--since", iso(START_US + 3 * WINDOW_US), "--until", iso(START_US + 5 * WINDOW_US)) == (2, [4, 3])
     assert listed("--semantics-version", "1") == (1, [0])
+    assert run(show, "recomputes", "--rank", "i9/0", data_dir=data_dir).output == "Nothing is known of rank i9/0 in this span.\n"
+    two = printed(run(show, "recomputes", "--json", "--rank", "i9/0", "--rank", "i0/1", data_dir=data_dir))
+    assert (two["found"] > 0, two["warnings"][-1]) == (True, "Nothing is known of rank i9/0 in this span")
     output = run(show, "recomputes", "--limit", "3", data_dir=data_dir).output
     assert "the last 3 of 11" in output
     assert "ambiguous reload" in output
@@ -199,6 +202,12 @@ def test_the_records_behind_repeat_compute(filled: tuple[Database, Path]) -> Non
         assert sum("i0/" in line for line in lines) == 11, "one line each"
     one = printed(run(show, "recomputes", "--json", "--rank", "i0/1", data_dir=data_dir))
     assert one["coverage"] == whole["ranks"][1]["coverage"], "that of the rank"
+
+
+@pytest.mark.parametrize("what", ["all", "coverage", "recomputes", "prefixes"])
+def test_rules_by_which_nothing_was_counted_are_said(filled: tuple[Database, Path], what: str) -> None:
+    output = run(show, what, "--semantics-version", "77", data_dir=filled[1]).output
+    assert output.splitlines() == ["Nothing was counted by semantics_version 77 in this span; there are rows of 2, 1."]
 
 
 def test_a_span_beside_the_data_says_what_there_is(filled: tuple[Database, Path]) -> None:
@@ -219,6 +228,7 @@ def test_a_span_beside_the_data_says_what_there_is(filled: tuple[Database, Path]
         (["--limit", "5"], "--limit goes with `show recomputes` or `show prefixes`"),
         (["recomputes", "--by", "rank"], "--by does not go with `show recomputes`"),
         (["recomputes", "--rank", "a"], "expected INSTANCE/R"),
+        (["recomputes", "--rank", "a/²"], "expected INSTANCE/R"),
         (["recomputes", "--limit", "0"], "not in the range"),
     ],
 )

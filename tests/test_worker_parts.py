@@ -243,8 +243,9 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
     assert from_environment({"KVCENSUS_DATA_DIR": str(tmp_path)}) == WorkerSettings("127.0.0.1:9092", tmp_path)
     positive = ("KVCENSUS_WINDOW_SECONDS", "KVCENSUS_FLUSH_SECONDS", "KVCENSUS_SNAPSHOT_SECONDS")
     for variable in (*positive, "KVCENSUS_GRACE_SECONDS", "KVCENSUS_HISTORY_HOURS", "KVCENSUS_HISTORY_BLOCKS"):
-        for value in ("-1", "soon", "inf", "nan", *(("0",) if variable in positive else ())):
-            with pytest.raises(KvcensusError, match=variable):
+        endless = () if variable in positive[1:] else ("1" + 300 * "0",)
+        for value in ("-1", "soon", "inf", "nan", *endless, *(("0",) if variable in positive else ())):
+            with pytest.raises(KvcensusError, match="window" if value in endless and variable == positive[0] else variable):
                 from_environment({variable: value, "KVCENSUS_DATA_DIR": str(tmp_path)})
 
 

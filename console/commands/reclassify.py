@@ -41,7 +41,7 @@ _HOUR_US = 3_600_000_000
 @click.option("--rank", "ranks", multiple=True, metavar="INSTANCE/R", help="Only this rank; repeatable. Duplicates are then left alone.")
 @click.option(
     "--warm-up",
-    type=FiniteRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True, max=settings.MOST_HISTORY_HOURS),
     metavar="HOURS",
     help="Read facts from so long before --since.  [default: all that are stored]",
 )
@@ -53,7 +53,7 @@ _HOUR_US = 3_600_000_000
 )
 @click.option(
     "--grace",
-    type=FiniteRange(min=0),
+    type=FiniteRange(min=0, max=settings.MOST_GRACE_SECONDS),
     envvar=settings.GRACE_SECONDS,
     default=settings.DEFAULT_GRACE_SECONDS,
     show_default=True,
@@ -62,7 +62,7 @@ _HOUR_US = 3_600_000_000
 )
 @click.option(
     "--history-hours",
-    type=FiniteRange(min=0),
+    type=FiniteRange(min=0, max=settings.MOST_HISTORY_HOURS),
     envvar=settings.HISTORY_HOURS,
     default=settings.DEFAULT_HISTORY_HOURS,
     show_default=True,
@@ -71,7 +71,7 @@ _HOUR_US = 3_600_000_000
 )
 @click.option(
     "--history-blocks",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=settings.MOST_HISTORY_BLOCKS),
     envvar=settings.HISTORY_BLOCKS,
     default=settings.DEFAULT_HISTORY_BLOCKS,
     show_default=True,
@@ -124,7 +124,7 @@ def reclassify(
         if not found.ranks:
             raise KvcensusError(f"no facts are stored in {database.place} for this span (they are kept 14 days)")
         fleet = OfflineFleet(
-            window_us=window_us, grace_us=grace_us, history_us=round(history_hours * _HOUR_US), history_blocks=history_blocks
+            window_us=window_us, grace_us=grace_us, history_us=settings.history_us(history_hours), history_blocks=history_blocks
         )
         recount = Recount(fleet, since_us=since_us, until_us=until_us, footprint=not ranks)
         standing = Standing(database, SEMANTICS_VERSION, window_us, dry_run)

@@ -15,6 +15,7 @@ from console.detail_tables import render_recomputes
 from console.figure_tables import Part, console_for_output, render
 from console.store_options import store_options
 from schemas.errors import KvcensusError
+from schemas.records import rank_key
 from sql import drilldown, migrate, store
 from sql.database import Database, StoreError
 from sql.figures import By, Totals, assemble, load
@@ -74,11 +75,16 @@ def show(
     reader = _Reader(clickhouse_url, data_dir, since_us, until_us, semantics_version)
     totals, nothing = reader.totals(cast("By | None", by), limit if what == "prefixes" and limit else PREFIXES)
     document = assemble(totals)
-    if nothing:
-        document["warnings"].append(nothing)
+    unknown = [rank for rank in ranks if rank not in {rank_key(each["instance_id"], each["dp_rank"]) for each in document["ranks"]}]
+    if unknown and not nothing:
+        said = f"Nothing is known of rank {', '.join(unknown)} in this span."
+        document["warnings"].append(said.removesuffix("."))
+        nothing = said if len(unknown) == len(ranks) else None
+    elif nothing:
+        document["warnings"].append(nothing.removesuffix("."))
     if what == "recomputes":
         document = reader.recomputes(document, None if nothing else totals, ranks, causes, limit or _RECOMPUTES)
-    if what == "coverage":
+    if what == "coverage" and not (nothing and totals.left_out_versions):
         show_coverage(document, nothing, clickhouse_url, data_dir, since_us, until_us, as_json=as_json)
     elif as_json:
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
@@ -103,7 +109,7 @@ def _refuse_misplaced(what: str, by: str | None, ranks: Sequence[str], causes: S
         raise click.UsageError(f"--by does not go with `show {what}`")
     for rank in ranks:
         instance, slash, number = rank.rpartition("/")
-        if not instance or not slash or not number.isdigit():
+        if not instance or not slash or not (number.isascii() and number.isdecimal()):
             raise click.BadParameter(f"{rank!r}: expected INSTANCE/R, such as chat-0/1", param_hint="--rank")
 
 

@@ -59,7 +59,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--grace",
-    type=FiniteRange(min=0),
+    type=FiniteRange(min=0, max=worker_settings.MOST_GRACE_SECONDS),
     envvar=worker_settings.GRACE_SECONDS,
     default=worker_settings.DEFAULT_GRACE_SECONDS,
     show_default=True,
@@ -68,7 +68,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--history-hours",
-    type=FiniteRange(min=0),
+    type=FiniteRange(min=0, max=worker_settings.MOST_HISTORY_HOURS),
     envvar=worker_settings.HISTORY_HOURS,
     default=worker_settings.DEFAULT_HISTORY_HOURS,
     show_default=True,
@@ -77,7 +77,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 )
 @click.option(
     "--history-blocks",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=worker_settings.MOST_HISTORY_BLOCKS),
     envvar=worker_settings.HISTORY_BLOCKS,
     default=worker_settings.DEFAULT_HISTORY_BLOCKS,
     show_default=True,
@@ -131,7 +131,7 @@ def worker(
         flush_seconds=flush_seconds,
         sink=base.sink and not no_sink,
         grace_us=worker_settings.grace_us(grace),
-        history_us=round(history_hours * 3_600_000_000),
+        history_us=worker_settings.history_us(history_hours),
         history_blocks=history_blocks,
         snapshot_seconds=snapshot_seconds,
     )
