@@ -15,6 +15,7 @@ from schemas.records import (
     Declaration,
     Departure,
     HolderReset,
+    Loss,
     Note,
     Op,
     RankMessage,
@@ -284,6 +285,30 @@ def test_copies_that_were_announcements_until_the_declaration_changed_close_once
     rank.batch(4, remove(A))
     closed = [step.closed for message in rank.changes() for step in message.steps if step.closed]
     assert closed == [A]
+
+
+def test_what_comes_late_of_a_life_that_ended_begins_no_life_and_changes_nothing() -> None:
+    rank = Rank()
+    rank.batch(1, store(A))
+    rank.life, rank.seq = "two", 0
+    rank.send(2, holder_reset=HolderReset(START + 2 * SECOND, "numbers began again"))
+    rank.batch(3, store(B))
+    rank.rows()
+    rank.life = "one"
+    rank.batch(4, store(C))
+    rank.life = "two"
+    rank.batch(5, store(D))
+    (row,) = rank.rows()
+    assert (row.life_id, row.batches, row.duplicate_batches) == ("two", 2, 1)
+    assert (row.groups[0].resident_blocks, row.groups[0].stored_blocks) == (2, 2)
+    assert "reattached" not in row.reasons
+
+
+def test_of_a_lost_range_the_numbers_of_other_ranks_were_not_lost() -> None:
+    rank = Rank()
+    rank.batch(1, store(A))
+    rank.send(1, loss=Loss(1, 6, "gone"), skipped=2)
+    assert [row.lost_batches for row in rank.rows()] == [4]
 
 
 def test_lives_long_ago_are_let_go() -> None:
