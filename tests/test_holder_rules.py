@@ -232,6 +232,7 @@ def test_rows_say_why_they_are_less_than_exact() -> None:
     (row,) = rank.rows()
     assert row.reasons == ["identity", "late_attach", "unlabelled", "unreadable", "warmup"]
     assert (row.observed_us, row.register) == (0, "indeterminate")
+    assert (row.prefill_rate, row.prefill_rate_source, row.gpus_per_rank, row.pool_blocks) == (None, None, 1.0, None)
 
 
 def test_the_fleet_hears_of_parents_stretches_and_reasons() -> None:
@@ -309,6 +310,87 @@ def test_of_a_lost_range_the_numbers_of_other_ranks_were_not_lost() -> None:
     rank.batch(1, store(A))
     rank.send(1, loss=Loss(1, 6, "gone"), skipped=2)
     assert [row.lost_batches for row in rank.rows()] == [4]
+
+
+def reset(rank: Rank, at: float, life: str, boundary: float | None = None, **what: Any) -> None:
+    """The engine came back (or goes on under another key) as ``life``."""
+    rank.life, rank.seq = life, 0
+    rank.send(at, holder_reset=HolderReset(START + round((at if boundary is None else boundary) * SECOND), "new", **what))
+
+
+def test_every_copy_that_was_open_ends_with_the_engine() -> None:
+    rank = Rank()
+    rank.batch(1, store(A, B), store(A))
+    reset(rank, 2, "two", boundary=0.5)  # of before the newest batch: it ends there, and engine time never goes back
+    (row,) = rank.rows()
+    assert (row.groups[0].restarted_blocks, row.groups[0].restarted_tokens, row.groups[0].resident_copies) == (3, 48, 0)
+    rank.batch(4, store(A))
+    (again,) = rank.core.drain().recomputes
+    assert (again.cause, again.lost_at_us, again.elapsed_us) == ("restarted", START + SECOND, 3 * SECOND)
+
+
+def test_under_another_key_nothing_of_before_comes_back() -> None:
+    """Not what was lost before the restart before it, either."""
+    rank = Rank()
+    rank.batch(1, store(A))
+    reset(rank, 2, "two")
+    rank.batch(3, store(B))
+    reset(rank, 4, "three", cause="rekeyed")
+    rank.batch(5, store(A, B))
+    assert rank.core.drain().recomputes == []
+
+
+def test_what_lay_in_an_offload_tier_when_nobody_watched_was_not_lost_before() -> None:
+    """It went from the GPU alone; how it ended in the other tier was not seen."""
+    rank = Rank()
+    cpu = store(A)
+    cpu.tier = "CPU"
+    rank.batch(1, store(A), cpu)
+    rank.batch(2, remove(A))
+    rank.life, rank.seq = "two", 0
+    rank.batch(3)
+    rank.batch(4, store(A))
+    assert rank.core.drain().recomputes == []
+
+
+def test_the_pool_is_known_beyond_the_life() -> None:
+    rank = Rank()
+    rank.batch(1, store(A))
+    rank.send(scrape=Scrape(7, num_gpu_blocks=50))
+    reset(rank, 2, "two")
+    rank.batch(3)
+    assert [row.pool_blocks for row in rank.rows()] == [50, 50]
+
+
+def test_a_running_request_fills_a_block_of_each_gpu_group_alone() -> None:
+    rank = Rank()
+    cpu = Op("STORE", 1, "CPU", None, 16, B, B, "ROOT")
+    rank.batch(1, store(A), cpu)
+    for at_ms in (0, 10):
+        rank.send(scrape=Scrape(at_ms, num_gpu_blocks=100, kv_cache_usage=0.5, requests_running=2))
+    assert [breach.bound for row in rank.rows() for breach in row.breaches] == [1 + 2 + 8]
+
+
+def test_ten_contradictions_of_a_row_are_shown_and_all_counted() -> None:
+    rank = Rank()
+    rank.batch(1, store(A, B))
+    for at_ms in range(12):
+        rank.send(scrape=Scrape(at_ms, num_gpu_blocks=1))
+    (row,) = rank.rows()
+    assert ([breach.scraped_at_ms for breach in row.breaches], row.breaches_found, row.scrapes) == (list(range(10)), 12, 12)
+
+
+def test_what_came_before_any_batch_stands_in_the_first_row() -> None:
+    rank = Rank()
+    rank.send(loss=Loss(0, 2, "gone"))
+    for at_ms in (0, 10):
+        rank.send(scrape=Scrape(at_ms, num_gpu_blocks=100, kv_cache_usage=0.5, requests_running=2))
+    rank.seq = 3
+    rank.batch(1, store(A))
+    (row,) = rank.rows()
+    assert (row.lost_batches, row.scrapes, row.breaches_found) == (3, 2, 1)
+    assert row.breaches == [Breach("in_use_over_cached", 0, 10, 50, 8)]
+    assert {"lost", "in_use_over_cached"} <= set(row.reasons)
 
 
 def test_lives_long_ago_are_let_go() -> None:
