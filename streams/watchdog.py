@@ -7,6 +7,7 @@ where the agents stand with where the partitions end.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -23,6 +24,10 @@ log = logging.getLogger("kvcensus.worker")
 STALL_SECONDS = 60.0
 """Without progress for this long, though there is something to read, a worker is considered stuck."""
 
+BUSY_FACTOR = 10.0
+"""So many times as long, while others move that have more to read as well: which comes next is up to client and broker, and a worker
+that is behind is late for some of them without being stuck."""
+
 CHECK_SECONDS = 10.0
 _GRACE_SECONDS = 15.0
 
@@ -36,16 +41,23 @@ class Stalls:
     def __init__(self, stall_seconds: float) -> None:
         self._stall_seconds = stall_seconds
         self._seen: dict[Place, tuple[int, float]] = {}
+        self._busy_at = -math.inf
 
     def note(self, positions: Mapping[Place, int], ends: Mapping[Place, int], now: float) -> list[Place]:
         """Partitions that have not moved for too long and have something to read. ``ends`` lacks what is not known."""
-        stuck = []
+        standing = []
         for place, position in positions.items():
             before = self._seen.get(place)
-            if before is None or before[0] != position or ends.get(place, 0) <= position:
-                self._seen[place] = (position, now)
-            elif now - before[1] >= self._stall_seconds:
-                stuck.append(place)
+            more = ends.get(place, 0) > position
+            if before is not None and before[0] == position and more:
+                standing.append(place)
+                continue
+            if before is not None and before[0] != position and more:
+                self._busy_at = now
+            self._seen[place] = (position, now)
+        busy = now - self._busy_at < self._stall_seconds
+        patience = self._stall_seconds * (BUSY_FACTOR if busy else 1)
+        stuck = [place for place in standing if now - self._seen[place][1] >= patience]
         for place in self._seen.keys() - positions.keys():
             del self._seen[place]
         return stuck

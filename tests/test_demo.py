@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from console.cli import cli
-from console.demo import fleet, screen, verdict
+from console.demo import children, fleet, screen, verdict
 from console.demo.folder import MARK, DemoFolder
 from console.demo.readings import Reading
 from console.demo.verdict import Published
@@ -377,3 +377,11 @@ def test_help_teaches() -> None:
     text = CliRunner().invoke(cli, ["demo", "--help"]).output
     assert "kvcensus show" in text
     assert "Ctrl-C" in text
+
+
+def test_what_a_process_said_when_it_ended_is_shown_without_what_libraries_logged(tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_text("INFO holds\nTraceback (most recent call last):\nRuntimeError: Event loop is closed\nkvcensus: no broker answers\n")
+    assert children.died("worker", 7, 1, log).endswith(f"its log {log} ends: no broker answers")
+    log.write_text("Traceback (most recent call last):\nMemoryError\n")
+    assert children.died("worker", 7, -9, log).endswith("ends: Traceback (most recent call last): | MemoryError")

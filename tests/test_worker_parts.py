@@ -333,6 +333,18 @@ def test_a_partition_stalls_when_it_does_not_move_though_there_is_more() -> None
     assert stalls.note({HERE: 6}, {HERE: 9}, 500) == [], "it was given away meanwhile"
 
 
+def test_a_partition_of_a_worker_that_is_busy_with_others_has_more_time() -> None:
+    there = ("t", 7)
+    stalls = Stalls(60)
+    for now in range(0, 600, 10):
+        assert stalls.note({HERE: 5, there: now}, {HERE: 9, there: 9_999}, now) == []
+    assert stalls.note({HERE: 5, there: 600}, {HERE: 9, there: 9_999}, 600) == [HERE], "it never comes to its turn"
+    stalls = Stalls(60)
+    for now in range(0, 60, 10):
+        assert stalls.note({HERE: 5, there: now}, {HERE: 9, there: now}, now) == []
+    assert stalls.note({HERE: 5, there: 60}, {HERE: 9, there: 60}, 60) == [HERE], "the other has nothing left to read"
+
+
 def test_the_watchdog_tells_a_stall_from_a_partition_that_has_been_read(kafka: Kafka, tmp_path: Path) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for _ in range(3):  # one by one: an embedded broker counts its end by batches

@@ -14,6 +14,7 @@ from pathlib import Path
 from console import child
 from schemas.errors import KvcensusError
 
+_OWN_WORDS = "kvcensus: "
 _TAIL_LINES = 5
 _TAIL_CHARACTERS = 1_000
 
@@ -84,5 +85,7 @@ def died(name: str, pid: int, code: int | None, log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
+    if lines and lines[-1].startswith(_OWN_WORDS):  # it said itself why: what libraries logged while it stopped says nothing more
+        lines = [lines[-1].removeprefix(_OWN_WORDS)]
     tail = " | ".join(line.strip() for line in lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
     return f"the {name} (process {pid}) {how}; " + (f"its log {log} ends: {tail}" if tail else f"its log {log} is empty")
