@@ -353,6 +353,15 @@ def test_what_lay_in_an_offload_tier_when_nobody_watched_was_not_lost_before() -
     assert rank.core.drain().recomputes == []
 
 
+def test_a_second_store_of_what_lies_off_the_gpu_as_well_may_have_been_loaded() -> None:
+    rank = Rank()
+    cpu = store(A)
+    cpu.tier = "CPU"
+    rank.batch(1, store(A, B), cpu)
+    rank.batch(2, store(A, B))
+    assert [(each.cause, each.block_id) for each in rank.core.drain().recomputes] == [("concurrent", B)]
+
+
 def test_the_pool_is_known_beyond_the_life() -> None:
     rank = Rank()
     rank.batch(1, store(A))
