@@ -178,6 +178,17 @@ def test_the_highest_rate_of_the_last_hour_is_in_force_and_without_any_tokens_go
     assert rank.rows()[0].prefill_rate is None
 
 
+def test_a_counter_of_cached_tokens_that_fell_measures_nothing() -> None:
+    """Another process counts from zero: what its counters rose by since the old one's nobody knows."""
+    rank = Rank()
+    rank.batch(1, store(A))
+    rank.send(scrape=Scrape(0, prompt_tokens=1_000, prompt_tokens_cached=900))
+    rank.send(scrape=Scrape(10_000, prompt_tokens=2_000, prompt_tokens_cached=0))
+    assert rank.rows()[0].prefill_rate is None
+    rank.send(scrape=Scrape(20_000, prompt_tokens=3_000, prompt_tokens_cached=500))
+    assert rank.rows()[0].prefill_rate == 50.0
+
+
 def test_more_cached_than_the_pool_has_is_a_breach_with_both_numbers_and_ends_the_observed_stretch() -> None:
     rank = Rank()
     rank.batch(1, store(A, B), store(A))

@@ -15,6 +15,7 @@ from sql.figures import REASONS, assemble, primary_group, reason_text
 from sql.known import KnownRank
 from sql.observation_figures import Insertions, insertions
 from sql.times import iso
+from sql.total_types import BREACHES_KEPT, listed_breaches, settle_span
 from sql.totals import By, Span, totals_from_records
 from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window, shared_prefix
 
@@ -592,6 +593,26 @@ def test_contradictions_with_the_metrics_are_shown_with_both_numbers() -> None:
     assert rank["breaches"]["count"] == 12
     assert rank["breaches"]["listed"] == [{"kind": "cached_over_pool", "at": iso(START_US + 5), "found_blocks": 120, "bound_blocks": 100}]
     assert (rank["scrapes"], rank["pool_blocks"], rank["register"]) == (20, 100, "lower_bound")
+
+
+def test_the_contradictions_by_the_most_blocks_are_listed() -> None:
+    breaches = [Breach("in_use_over_cached", START_US + n, n, 100 + n, 100) for n in range(BREACHES_KEPT + 3)]
+    breaches += [Breach("cached_over_pool", START_US, 0, 500, 100), Breach("cached_over_pool", START_US + 1, 1, 500, 100)]
+    listed = listed_breaches(breaches)
+    assert [(each.found - each.bound, each.at_us - START_US) for each in listed] == [
+        (400, 0),
+        (400, 1),
+        *((n, n) for n in range(12, 4, -1)),
+    ]
+
+
+def test_a_span_of_which_one_side_alone_is_known_is_empty_there() -> None:
+    assert (settle_span(None, 5, None, None), settle_span(7, None, None, None)) == (Span(5, 5), Span(7, 7))
+    assert (settle_span(None, None, 3, 9), settle_span(None, None, None, None), settle_span(8, 3, 1, 9)) == (
+        Span(3, 9),
+        Span(0, 0),
+        Span(8, 8),
+    )
 
 
 def test_one_clock_far_ahead_is_named() -> None:
