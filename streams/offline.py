@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from schemas.records import DuplicateWindow, RankMessage, RankWindow, Recompute, ResidencyChanges, SharedPrefix
+from streams.believable import unbelievable
 from streams.duplication import ShardCore
 from streams.history import HISTORY_BLOCKS, HISTORY_US
 from streams.merger import Merger
@@ -58,8 +59,13 @@ class OfflineFleet:
         """Count one message; the messages of one rank must come in their order.
 
         ``offset`` is its place on the topic, growing within the rank: versions of rank windows and recomputes are then those of a worker.
+        One that cannot be true counts as one that could not be read, as in a worker.
         """
-        self._core(message.instance_id, message.dp_rank).apply(message, self._offset if offset is None else offset)
+        core, place = self._core(message.instance_id, message.dp_rank), self._offset if offset is None else offset
+        if unbelievable(message) is None:
+            core.apply(message, place)
+        else:
+            core.unreadable(place)
         self._moved_on()
 
     def unreadable(self, instance_id: str, dp_rank: int, offset: int | None = None) -> None:

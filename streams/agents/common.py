@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from schemas import codec
+from schemas.errors import KvcensusError
 from schemas.records import DeadLetter, DuplicateSteps, RankMessage, ResidencyChanges
 from schemas.topics import Topic
 from streams.dead_letters import dead_letter, letter_key
@@ -131,6 +132,10 @@ class Agent(Generic[R]):
         try:
             self.count(record, message.partition, message.offset)
             self.applied += 1
+        except KvcensusError as error:
+            self.poisoned += 1
+            log.warning("%s[%d] offset %d set aside: %s", self.topic.name, message.partition, message.offset, error)
+            self._set_aside(message, str(error))
         except Exception as error:  # a well-formed message that the rules choke on must not stop the others
             self.failed += 1
             log.exception("%s[%d] offset %d could not be counted", self.topic.name, message.partition, message.offset)
@@ -208,7 +213,7 @@ class Agent(Generic[R]):
     # -- for subclasses ---------------------------------------------------------------------------------------
 
     def count(self, record: R, partition: int, offset: int) -> None:
-        """Count one record."""
+        """Count one record. Raises :class:`KvcensusError` for one that cannot be true, of which nothing was counted."""
         raise NotImplementedError
 
     def spoiled(self, message: Message) -> None:

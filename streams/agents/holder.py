@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from schemas import codec
+from schemas.errors import KvcensusError
 from schemas.records import RankMessage, RankWindow, rank_key
 from schemas.topics import BATCHES
 from streams.agents.common import Agent, Marks, Message, log
+from streams.believable import unbelievable
 from streams.emit import Channel, send_changes
 from streams.residency import Drained, RankCore
 from streams.settings import WorkerSettings
@@ -55,6 +57,8 @@ class HolderAgent(Agent[RankMessage]):
 
     def count(self, record: RankMessage, partition: int, offset: int) -> None:
         """Count one message of one rank."""
+        if (fault := unbelievable(record)) is not None:
+            raise KvcensusError(fault)
         rank = rank_key(record.instance_id, record.dp_rank)
         core = self._cores.get(rank)
         if core is None:
