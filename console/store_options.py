@@ -9,8 +9,20 @@ import click
 
 from console.option_types import Folder
 from schemas import environment
+from schemas.errors import KvcensusError
+from sql.times import parse
 
 C = TypeVar("C", bound=Callable[..., Any])
+
+
+def engine_time(option: str, text: str | None, now_us: int) -> int | None:
+    """What a user gave as a time, in microseconds; None where nothing was given. What is no time is a usage error."""
+    if text is None:
+        return None
+    try:
+        return parse(text, now_us)
+    except KvcensusError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def store_options(command: C) -> C:

@@ -403,8 +403,8 @@ class DuplicateSteps(msgspec.Struct, gc=False):
     """A shard's answer to one ``ResidencyChanges``, on ``kvcensus.duplicate-steps`` (one partition is read by the merger).
 
     ``source_offset`` is the position of that message in the shard, ``previous_offset`` that of the shard's answer before (-1: none, or of
-    a version that did not tell). The rank, what is declared of it, its watermark, ``observed``, ``notes`` and ``departed`` are passed on; the
-    shard adds notes of its own: ``late_data`` where late changes count instead, ``parent_conflict`` where content was first seen behind a
+    a version that did not tell). The rank, what is declared of it, its watermark, ``observed``, ``notes`` and ``departed`` are passed on;
+    the shard adds notes of its own: ``late_data`` where late changes count instead, ``parent_conflict`` where content was first seen behind a
     second parent. ``first_held_us``: when the rank was first seen to hold content of this shard in GPU memory (0: never).
     Cumulative: ``late_changes``, changes so late that they count at a later time than their own; ``parent_conflicts``, contents that were
     seen behind two different parents; ``shared_late``, changes of shared content at instants already told. ``shared``: what changed up to
@@ -712,6 +712,11 @@ Record = (
     | SharedPrefix
     | DeadLetter
 )
+
+
+def split_ids(packed: bytes) -> list[bytes]:
+    """The ids packed one after another."""
+    return [packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)]
 
 
 def rank_key(instance_id: str, dp_rank: int) -> str:

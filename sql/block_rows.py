@@ -6,7 +6,7 @@ Names are those of the public record contract for such facts (1.10): kinds ``sto
 from __future__ import annotations
 
 from schemas.errors import KvcensusError
-from schemas.records import ID_BYTES, NO_ID, Op, RankMessage
+from schemas.records import ID_BYTES, NO_ID, Op, RankMessage, split_ids
 from sql.columns import ColumnBatch
 
 _KINDS = {"STORE": "store", "REMOVE": "evict", "CLEAR": "clear"}
@@ -106,9 +106,9 @@ class BlockEventColumns(ColumnBatch):
                 continue
             event_indexes.extend([index] * count)
             block_indexes.extend(range(count))
-            ids = _ids(op.block_ids)
+            ids = split_ids(op.block_ids)
             block_ids.extend(ids)
-            contents: list[bytes | None] = [*_ids(op.content_ids)] if op.content_ids else [None] * count
+            contents: list[bytes | None] = [*split_ids(op.content_ids)] if op.content_ids else [None] * count
             if NO_ID in contents:
                 contents = [None if content == NO_ID else content for content in contents]
             content_ids.extend(contents)
@@ -153,7 +153,7 @@ class BlockEventColumns(ColumnBatch):
                 if name != "extra_keys":
                     column.extend([getattr(op, name)] * count)
                 elif op.extra_keys and op.kind != "CLEAR":
-                    column.extend([_ids(keys) for keys in op.extra_keys])
+                    column.extend([split_ids(keys) for keys in op.extra_keys])
                 else:
                     column.extend([_NO_KEYS] * count)
 
@@ -179,10 +179,6 @@ def _alike(op: Op, other: Op) -> bool:
         and op.lora_name == other.lora_name
         and op.reused == other.reused
     )
-
-
-def _ids(packed: bytes) -> list[bytes]:
-    return [packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)]
 
 
 def _blocks(op: Op, record: RankMessage) -> int:

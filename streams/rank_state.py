@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from schemas.errors import KvcensusError
-from schemas.records import ID_BYTES, NO_ID, Breach, Declaration
+from schemas.records import NO_ID, Breach, Declaration, split_ids
 from streams.blocks import GPU, Block, Blocks
 from streams.engine_view import EngineView
 from streams.fleet_news import FleetNews, Told
@@ -124,32 +124,22 @@ def dump_holdings(holdings: Holdings, now_us: int) -> HoldingsState:
 
 
 def _dump_group(holdings: Holdings, group: int, blocks: list[Block], now_us: int) -> GroupState:
-    flags = bytearray()
-    parents = []
-    before: bytes | None = None
-    for block in blocks:
-        parent = block.parent
-        if parent is None:
-            kind = _NO_PARENT
-        elif parent == before:
-            kind = _BLOCK_BEFORE
-        else:
-            kind = _BY_ID
-            parents.append(parent)
-        flags.append(block.gpu_open | block.use << 1 | kind << 3 | block.cause << 5)
-        before = block.id
+    ids = [block.id for block in blocks]
+    before = [None, *ids]
+    parents = [block.parent for block in blocks]
+    kinds = [_NO_PARENT if parent is None else _BLOCK_BEFORE if parent == last else _BY_ID for parent, last in zip(parents, before, strict=False)]
     return GroupState(
         group=group,
         kind=holdings.kinds.get(group),
         on_gpu=group in holdings.gpu_groups,
-        ids=b"".join([block.id for block in blocks]),
+        ids=b"".join(ids),
         contents=b"".join([block.content or NO_ID for block in blocks]),
         sizes=[block.size for block in blocks],
         copies=[block.gpu for block in blocks],
-        flags=bytes(flags),
+        flags=bytes([block.gpu_open | block.use << 1 | kind << 3 | block.cause << 5 for block, kind in zip(blocks, kinds, strict=True)]),
         stored_at=[now_us - block.stored_at for block in blocks],
         lost_at=[now_us - block.lost_at for block in blocks if block.cause],
-        parents=b"".join(parents),
+        parents=b"".join([parent for parent, kind in zip(parents, kinds, strict=True) if parent is not None and kind == _BY_ID]),
         off_gpu=[
             (number, tier, copies, is_open)
             for number, block in enumerate(blocks)
@@ -166,7 +156,7 @@ def _dump_lost(holdings: Holdings) -> list[tuple[int, list[int]]]:
     last = 0
     for group, _, block in holdings.history.queue():
         if group not in numbers:
-            numbers[group] = {block_id: number for number, block_id in enumerate(holdings.groups[group])}
+            numbers[group] = {block.id: number for number, block in enumerate(holdings.groups[group].values()) if block.cause}
         if not out or out[-1][0] != group:
             out.append((group, []))
             last = 0
@@ -201,7 +191,7 @@ def restore_holdings(state: HoldingsState, holdings: Holdings, history: History,
 
 
 def _restore_group(state: GroupState, now_us: int) -> list[Block]:
-    ids, contents, parents = _ids(state.ids), _ids(state.contents), iter(_ids(state.parents))
+    ids, contents, parents = split_ids(state.ids), split_ids(state.contents), iter(split_ids(state.parents))
     lost_at = iter(state.lost_at)
     blocks: list[Block] = []
     before: bytes | None = None
@@ -267,8 +257,4 @@ def _restore_lost(lost: list[tuple[int, list[int]]], numbered: dict[int, list[Bl
 
 
 def _restore_carried(state: HoldingsState) -> dict[tuple[int, bytes], Past]:
-    return dict(zip(zip(state.carried_groups, _ids(state.carried_contents), strict=True), state.carried, strict=True))
-
-
-def _ids(packed: bytes) -> list[bytes]:
-    return [packed[start : start + ID_BYTES] for start in range(0, len(packed), ID_BYTES)]
+    return dict(zip(zip(state.carried_groups, split_ids(state.carried_contents), strict=True), state.carried, strict=True))

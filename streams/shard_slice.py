@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from schemas.records import ID_BYTES, UNKNOWN_PARENT, SharedContent, rank_key
+from schemas.records import UNKNOWN_PARENT, SharedContent, rank_key, split_ids
 from streams.holding import Content, Holder, Rank, State, Steps
 from streams.residency import GPU
 
@@ -129,18 +129,13 @@ class Slice:
         tiers, holders, touched, (keys, parents, held), ranks, counts = data
         known = [holder((name, dp_rank), workload) for name, dp_rank, workload in holders]
         self.tiers = {GPU: {}} | {name: _load_contents(columns, known, self._skew_us) for name, columns in tiers.items()}
-        self.touched = {bucket: set(ids(packed)) for bucket, packed in touched.items()}
+        self.touched = {bucket: set(split_ids(packed)) for bucket, packed in touched.items()}
         named: list[Rank] = [(name, dp_rank) for name, dp_rank in ranks]
         self.told = {
             key: (tuple(named[index] for index in indices), parent)
-            for key, parent, indices in zip(ids(keys), ids(parents), held, strict=True)
+            for key, parent, indices in zip(split_ids(keys), split_ids(parents), held, strict=True)
         }
         self.told_us, self.late_changes, self.shared_late, self.conflicts, self.events, self.fold_at = counts
-
-
-def ids(packed: bytes) -> list[bytes]:
-    """The ids packed one after another."""
-    return [packed[start : start + ID_BYTES] for start in range(0, len(packed), ID_BYTES)]
 
 
 def key_of(rank: Rank) -> str:
@@ -179,7 +174,9 @@ def _load_contents(columns: Sequence[Any], holders: list[Holder], skew_us: int) 
     contents: Contents = {}
     ordered: list[Content] = []
     place = 0
-    for key, parent, size, first, parent_since, count in zip(ids(keys), ids(parents), sizes, firsts, since, counts, strict=True):
+    for key, parent, size, first, parent_since, count in zip(
+        split_ids(keys), split_ids(parents), sizes, firsts, since, counts, strict=True
+    ):
         content = contents[key] = Content(size)
         ordered.append(content)
         content.first_at = first

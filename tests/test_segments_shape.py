@@ -29,6 +29,7 @@ from schemas.records import (
     RankMessage,
     Refusal,
     Scrape,
+    split_ids,
 )
 from tests.segments import DECLARED, STARTED_MS, batch, heartbeat, records_of, violations
 
@@ -143,7 +144,7 @@ def test_a_run_is_told_block_by_block_with_its_parents() -> None:
     message = batch(7, blocks=3)
     assert message.batch is not None
     op = message.batch.ops[0]
-    ids = [block.hex() for block in shape.split_ids(op.block_ids)]
+    ids = [block.hex() for block in split_ids(op.block_ids)]
 
     def parents() -> list[tuple[object, object]]:
         return [(record.get("parent_id"), record.get("parent_unknown")) for record in shape.records(message, DECLARED)[1:]]

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from console.number_options import FiniteRange
-from console.store_options import store_options
+from console.store_options import engine_time, store_options
 from schemas.environment import DEFAULT_WINDOW_SECONDS
 from schemas.errors import KvcensusError
 from sql import store
 from sql.database import Database
 from sql.facts import Facts, facts
 from sql.standing import Standing, Tally, base_window
-from sql.times import iso, parse
+from sql.times import iso
 from streams import settings
 from streams.offline import OfflineFleet
 from streams.reclassify import Recount
@@ -101,7 +101,7 @@ def reclassify(
     it counts, it has changed nothing; cut short while it writes, run it again. Run twice, it writes the same.
     """
     now_us = time.time_ns() // 1000
-    since_us, until_us = _time("--since", since, now_us), _time("--until", until, now_us)
+    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
     if since_us is not None and until_us is not None and since_us >= until_us:
         raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
     if warm_up is not None and since_us is None:
@@ -130,15 +130,6 @@ def reclassify(
         standing = Standing(database, SEMANTICS_VERSION, window_us, dry_run)
         _run(found, recount, standing, quiet=as_json)
     _report(found, recount, standing, (since_us, until_us), footprint=not ranks, as_json=as_json)
-
-
-def _time(option: str, text: str | None, now_us: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse(text, now_us)
-    except KvcensusError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def _window(database: Database, seconds: int | None) -> int:

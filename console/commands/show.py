@@ -13,13 +13,13 @@ import click
 from console.commands.show_coverage import show_coverage
 from console.detail_tables import render_recomputes
 from console.figure_tables import Part, console_for_output, render
-from console.store_options import store_options
+from console.store_options import engine_time, store_options
 from schemas.errors import KvcensusError
 from schemas.records import rank_key
 from sql import drilldown, migrate, store
 from sql.database import Database, StoreError
 from sql.figures import By, Totals, assemble, load
-from sql.times import iso, parse
+from sql.times import iso
 from sql.total_types import PREFIXES, settle_span
 
 PARTS = ("repeat-compute", "duplicates", "prefixes", "recomputes", "ranks", "coverage", "all")
@@ -68,7 +68,7 @@ def show(
     engine time and is widened to whole windows.
     """
     now_us = time.time_ns() // 1000
-    since_us, until_us = _time("--since", since, now_us), _time("--until", until, now_us)
+    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
     if since_us is not None and until_us is not None and since_us >= until_us:
         raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
     _refuse_misplaced(what, by, ranks, causes, limit)
@@ -111,15 +111,6 @@ def _refuse_misplaced(what: str, by: str | None, ranks: Sequence[str], causes: S
         instance, slash, number = rank.rpartition("/")
         if not instance or not slash or not (number.isascii() and number.isdecimal()):
             raise click.BadParameter(f"{rank!r}: expected INSTANCE/R, such as chat-0/1", param_hint="--rank")
-
-
-def _time(option: str, text: str | None, now_us: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse(text, now_us)
-    except KvcensusError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 class _Reader:

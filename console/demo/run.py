@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -26,6 +25,7 @@ from console.demo.pipeline import Interrupted, Pipeline, Settings
 from console.demo.progress import Progress
 from console.demo.readings import Figures, Reading
 from console.demo.verdict import Published
+from producers.config import forwarder_version
 from producers.simulate.source import RankSource
 from schemas import environment
 from schemas.errors import KvcensusError
@@ -266,7 +266,7 @@ class _Finite:
         ]
         return {
             "versions": {
-                "kvcensus": _version(),
+                "kvcensus": forwarder_version(),
                 "python": platform.python_version(),
                 "clickhouse": self._store.ask(Figures.version),
             },
@@ -334,10 +334,3 @@ def _warn_of_variables(progress: Progress, environ: Mapping[str, str] | None = N
 def _beside(folder: DemoFolder) -> str:
     option = "" if environment.data_dir().absolute() == folder.data_dir else f" --data-dir {folder.data_dir}"
     return f'beside it, in another terminal: kvcensus show{option} · kvcensus sql{option} "SHOW TABLES"; logs in {folder.logs}'
-
-
-def _version() -> str:
-    try:
-        return version("kvcensus")
-    except PackageNotFoundError:
-        return ""

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from producers.segments.contract import VERSION, Endpoint, Record
-from schemas.records import ID_BYTES, NO_ID, Declaration, EngineMetrics, Lifecycle, Op, RankMessage
+from schemas.records import ID_BYTES, NO_ID, Declaration, EngineMetrics, Lifecycle, Op, RankMessage, split_ids
 
 EGRESS = "pseudonymized"
 """What leaves the host: engine hashes, salts and sessions as keyed pseudonyms, tokens never."""
@@ -384,11 +384,6 @@ def _is_plain(op: Op) -> bool:
             return False
         return all(len(keys) % ID_BYTES == 0 for keys in op.extra_keys)
     return True
-
-
-def split_ids(packed: bytes) -> list[bytes]:
-    """Packed ids, one after another."""
-    return [packed[at : at + ID_BYTES] for at in range(0, len(packed), ID_BYTES)]
 
 
 def _present(**fields: Any) -> Record:
