@@ -404,8 +404,8 @@ class DuplicateSteps(msgspec.Struct, gc=False):
 
     ``source_offset`` is the position of that message in the shard, ``previous_offset`` that of the shard's answer before (-1: none, or of
     a version that did not tell). The rank, what is declared of it, its watermark, ``observed``, ``notes`` and ``departed`` are passed on;
-    the shard adds notes of its own: ``late_data`` where late changes count instead, ``parent_conflict`` where content was first seen behind a
-    second parent. ``first_held_us``: when the rank was first seen to hold content of this shard in GPU memory (0: never).
+    the shard adds notes of its own: ``late_data`` where late changes count instead, ``parent_conflict`` where content was first seen
+    behind a second parent. ``first_held_us``: when the rank was first seen to hold content of this shard in GPU memory (0: never).
     Cumulative: ``late_changes``, changes so late that they count at a later time than their own; ``parent_conflicts``, contents that were
     seen behind two different parents; ``shared_late``, changes of shared content at instants already told. ``shared``: what changed up to
     ``shared_as_of_us`` (engine time; 0: nothing is told) in the holders of content that lies on several ranks; ``holder_names`` are rank

@@ -373,6 +373,34 @@ def test_a_second_store_of_what_lies_off_the_gpu_as_well_may_have_been_loaded() 
     assert [(each.cause, each.block_id) for each in rank.core.drain().recomputes] == [("concurrent", B)]
 
 
+@pytest.mark.parametrize("tier", ["GPU", "CPU"])
+def test_where_copies_are_not_told_from_announcements_the_first_removal_ends_it_for_the_fleet(tier: str) -> None:
+    """Each reading can only undercount: for what is computed again, the residency lasts until removals have matched all stores."""
+
+    def closed(**declaration: Any) -> list[int]:
+        """How many contents each batch closed."""
+        rank = Rank(declared(**declaration))
+        stored = store(A)
+        stored.tier = tier
+        rank.batch(1, stored)
+        rank.batch(2, stored)
+        for at in (3, 4):
+            rank.batch(at, remove(A, tier=tier))
+        return [(step.at_us - START) // SECOND for message in rank.changes() for step in message.steps if step.closed]
+
+    assert closed(reuse_reporting="unlabelled") == [3]
+    assert closed(reuse_reporting="none") == [4]
+    assert closed(reuse_reporting="none", removals="last_copy") == [3]
+
+
+def test_content_is_not_learned_from_a_store_of_another_size() -> None:
+    rank = Rank()
+    rank.batch(1, Op("STORE", 0, "GPU", None, 16, A + B, NO_ID + NO_ID))
+    far = [Op("STORE", 0, "GPU", "REMOTE", size, each, each, "ROOT") for size, each in ((32, A), (16, B))]
+    rank.batch(2, *far)
+    assert [step.opened for message in rank.changes() for step in message.steps] == [B]
+
+
 def test_the_pool_is_known_beyond_the_life() -> None:
     rank = Rank()
     rank.batch(1, store(A))
