@@ -393,6 +393,13 @@ def test_where_copies_are_not_told_from_announcements_the_first_removal_ends_it_
     assert closed(reuse_reporting="none", removals="last_copy") == [3]
 
 
+def test_what_a_batch_undid_itself_the_fleet_never_hears_of() -> None:
+    rank = Rank()
+    rank.batch(1, store(A), store(B), remove(A))
+    rank.batch(2, remove(B), store(B))
+    assert [(step.opened, step.closed) for message in rank.changes() for step in message.steps] == [(B, b"")]
+
+
 def test_content_is_not_learned_from_a_store_of_another_size() -> None:
     rank = Rank()
     rank.batch(1, Op("STORE", 0, "GPU", None, 16, A + B, NO_ID + NO_ID))

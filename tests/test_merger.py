@@ -1,0 +1,101 @@
+"""The merger at the borders: when a window is final, what belongs to its last instant, what a gap in a shard's answers does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.records import DuplicateStep, DuplicateSteps, DuplicateWindow, PairStep
+from streams.merger import Merger
+
+W = 10_000_000
+GRACE_US = 2_000_000
+
+
+class Fleet:
+    """Two ranks of one instance, told of by one shard."""
+
+    def __init__(self) -> None:
+        self.merger = Merger(window_us=W, grace_us=GRACE_US)
+        self.offset = -1
+
+    def say(self, rank: int, watermark: int, *steps: DuplicateStep, **what: Any) -> None:
+        self.offset += 1
+        previous = what.pop("previous_offset", self.offset - 1)
+        made = DuplicateSteps(0, 1, self.offset, "a", rank, None, "m", watermark, list(steps), canary="c", **what)
+        made.previous_offset, made.first_held_us = previous, 1
+        self.merger.apply(made, self.offset)
+
+    def rows(self, scope: str = "fleet") -> dict[int, DuplicateWindow]:
+        return {row.window_start_us // W: row for row in self.merger.drain() if row.scope == scope and row.tier == "GPU"}
+
+
+def step(at: int, change: int) -> DuplicateStep:
+    return DuplicateStep(at, "GPU", "a", 1, change, 16 * change, 0, 0)
+
+
+def test_a_window_is_final_once_every_live_rank_has_passed_it_by_the_grace() -> None:
+    fleet = Fleet()
+    fleet.say(0, 3 * W, observed=[W, 3 * W])
+    fleet.say(1, 2 * W + GRACE_US - 1, observed=[W, 2 * W + GRACE_US - 1], kv_bytes_per_token=2)
+    assert not fleet.rows()[1].final
+    fleet.say(1, 2 * W + GRACE_US)
+    row = fleet.rows()[1]
+    assert (row.final, row.version % 2, row.ranks, row.rank_lag_us) == (True, 1, 2, 0)
+    assert (row.expected_ranks, row.observed_us, row.register) == (2, 2 * W, "exact")
+
+
+def test_what_changes_at_the_instant_reached_belongs_to_the_final_state() -> None:
+    fleet = Fleet()
+    fleet.say(0, 2 * W + 5)
+    fleet.say(1, 2 * W + 5, step(2 * W + 5, 1), kv_bytes_per_token=2)
+    row = fleet.rows()[2]
+    assert (row.as_of_us, row.inside_tokens_end, row.extra_tokens_max, row.inside_token_us) == (2 * W + 5, 16, 16, 0)
+    assert (row.inside_bytes_end, row.extra_bytes_max, row.final) == (32, 32, False)
+
+
+def test_what_is_foretold_is_not_counted_before_its_time() -> None:
+    fleet = Fleet()
+    fleet.say(0, 2 * W + 5)
+    fleet.say(1, 2 * W + 5, step(2 * W + 6, 1))
+    assert fleet.rows()[2].extra_tokens_max == 0
+    fleet.say(0, 2 * W + 8)
+    fleet.say(1, 2 * W + 8)
+    assert fleet.rows()[2].inside_token_us == 2 * 16
+
+
+def test_an_answer_that_never_came_lowers_every_window_since() -> None:
+    fleet = Fleet()
+    fleet.say(0, 2 * W, observed=[W, 2 * W])
+    fleet.say(1, 2 * W, observed=[W, 2 * W])
+    assert fleet.rows()[1].reasons == []
+    fleet.say(0, 3 * W, observed=[2 * W, 3 * W], previous_offset=7)
+    fleet.say(1, 3 * W, observed=[2 * W, 3 * W])
+    rows = fleet.rows()
+    assert (rows[2].reasons, rows[2].register) == (["shards_missing"], "lower_bound")
+
+
+def test_the_bytes_of_a_pair_are_never_known() -> None:
+    fleet = Fleet()
+    fleet.say(0, 3 * W, pairs=[PairStep(W, "GPU", "chat", "code", 1, 16), PairStep(2 * W, "GPU", "chat", "code", -1, -16)])
+    fleet.say(1, 3 * W, kv_bytes_per_token=2)
+    rows = fleet.rows("workload_pair")
+    assert [(rows[n].between_token_us, rows[n].between_byte_ms, rows[n].extra_bytes_max, rows[n].between_bytes_end) for n in (1, 2)] == [
+        (16 * W, None, None, None),
+        (0, None, None, None),
+    ]
+
+
+def test_copies_of_a_rank_of_unknown_size_have_no_bytes() -> None:
+    fleet = Fleet()
+    fleet.say(0, 3 * W, kv_bytes_per_token=2)
+    fleet.say(1, 3 * W, step(2 * W + 5, 1))
+    rows = fleet.rows()
+    assert (rows[1].inside_byte_ms, rows[2].inside_byte_ms, rows[2].inside_token_us) == (0, None, 16 * (W - 5))
+
+
+def test_an_answer_delivered_twice_counts_once() -> None:
+    fleet = Fleet()
+    fleet.say(0, 3 * W)
+    fleet.say(1, 3 * W, step(2 * W, 1))
+    fleet.merger.apply(DuplicateSteps(0, 1, 1, "a", 1, None, "m", 3 * W, [step(2 * W, 1)]), 99)
+    assert fleet.rows()[2].extra_blocks_max == 1
