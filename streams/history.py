@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import msgspec
 
@@ -132,9 +133,8 @@ class History:
         for group, lost_at, count in self._stretches:
             if lost_at != instant:
                 instant, told = lost_at, set()
-            for _ in range(count):
-                block = next(entries)
-                if _remembered(block, lost_at) and id(block) not in told:
+            for block in islice(entries, count):
+                if block.lost_at == lost_at and id(block) not in told and _remembered(block, lost_at):
                     told.add(id(block))
                     yield group, lost_at, block
 
@@ -158,4 +158,4 @@ def _time_of(item: tuple[Key, Past]) -> int:
 
 
 def _remembered(block: Block, lost_at: int) -> bool:
-    return block.cause != NONE and block.lost_at == lost_at and not block.gpu and not block.off_gpu()
+    return block.cause != NONE and block.lost_at == lost_at and not block.gpu and (block.others is None or not block.off_gpu())

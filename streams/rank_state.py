@@ -127,7 +127,9 @@ def _dump_group(holdings: Holdings, group: int, blocks: list[Block], now_us: int
     ids = [block.id for block in blocks]
     before = [None, *ids]
     parents = [block.parent for block in blocks]
-    kinds = [_NO_PARENT if parent is None else _BLOCK_BEFORE if parent == last else _BY_ID for parent, last in zip(parents, before, strict=False)]
+    kinds = [
+        _NO_PARENT if parent is None else _BLOCK_BEFORE if parent == last else _BY_ID for parent, last in zip(parents, before, strict=False)
+    ]
     return GroupState(
         group=group,
         kind=holdings.kinds.get(group),
