@@ -116,12 +116,13 @@ class CensusApp(faust.App):
 
     def _build(self) -> tuple[HolderAgent, FleetAgent, MergerAgent]:
         """Declare topics, tables and agents. The cores are made later, when partition counts are known."""
-        base_us = self.settings.window_us
+        chosen = self.settings
+        base_us, rules = chosen.window_us, f".{chosen.grace_us}.{chosen.history_us}.{chosen.history_blocks}"
         places: dict[str, int] = {}
         rank_table = PlacedTable(self, name="rank-windows", topic=RANK_WINDOW_TABLE, place=places.get)
         duplicate_table = PlacedTable(self, name="duplicate-windows", topic=DUPLICATE_WINDOW_TABLE, place=lambda _: 0)
-        rank_ledger = WindowLedger(rank_table, RankWindow, base_us=base_us)
-        duplicate_ledger = WindowLedger(duplicate_table, DuplicateWindow, base_us=base_us)
+        rank_ledger = WindowLedger(rank_table, RankWindow, base_us=base_us, rules=rules)
+        duplicate_ledger = WindowLedger(duplicate_table, DuplicateWindow, base_us=base_us, rules=rules)
         self._ledgers = (rank_ledger, duplicate_ledger)
 
         async def recovered() -> None:

@@ -60,10 +60,10 @@ def row_group(row: RankWindow | DuplicateWindow) -> str:
     return f"{row.scope}|{row.scope_key}|{row.tier}"
 
 
-def row_key(row: RankWindow | DuplicateWindow, base_us: int) -> str:
-    """Table key of ``row``. ``base_us`` is the worker's window: rows of another window length are other rows."""
+def row_key(row: RankWindow | DuplicateWindow, base_us: int, rules: str = "") -> str:
+    """Table key of ``row``. ``base_us`` is the worker's window, ``rules`` what else it was told: rows counted otherwise are other rows."""
     life = row.life_id if isinstance(row, RankWindow) else ""
-    return f"{row_group(row)}|{life}|{row.semantics_version}|{base_us}|{row.window_start_us}"
+    return f"{row_group(row)}|{life}|{row.semantics_version}|{base_us}{rules}|{row.window_start_us}"
 
 
 def group_of_key(key: str) -> str:
@@ -79,13 +79,17 @@ class WindowLedger(Generic[Row]):
     """Which rows still have to be given out, over a table of the rows that were.
 
     ``table`` maps :func:`row_key` to the row as it was sent; rows are kept ``retention_us`` behind their group's newest, and groups
-    until :meth:`expire` finds them idle.
+    until :meth:`expire` finds them idle. A worker that was told another window or other ``rules`` counts all of it again, and its rows
+    have the versions of those that stand in the table: they are given out all the same.
     """
 
-    def __init__(self, table: MutableMapping[str, bytes], kind: type[Row], *, base_us: int, retention_us: int = RETENTION_US) -> None:
+    def __init__(
+        self, table: MutableMapping[str, bytes], kind: type[Row], *, base_us: int, rules: str = "", retention_us: int = RETENTION_US
+    ) -> None:
         self._table = table
         self._kind: type[Row] = kind
         self._base_us = base_us
+        self._rules = rules
         self._retention_us = retention_us
         self._versions: dict[str, int] = {}
         self._groups: dict[str, set[str]] = {}
@@ -124,7 +128,7 @@ class WindowLedger(Generic[Row]):
 
     def is_news(self, row: Row) -> bool:
         """Whether ``row`` is above what was given out for its window; counts those that are not."""
-        if row.version > self._known_version(row_key(row, self._base_us)):
+        if row.version > self._known_version(row_key(row, self._base_us, self._rules)):
             return True
         self.withheld += 1
         return False
@@ -135,7 +139,7 @@ class WindowLedger(Generic[Row]):
         newest = self._newest.get(group)
         if newest is not None and start < newest - self._retention_us:
             return
-        key = row_key(row, self._base_us)
+        key = row_key(row, self._base_us, self._rules)
         self._busy.add(group)
         self._table[key] = message
         self._versions[key] = row.version

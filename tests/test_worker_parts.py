@@ -93,6 +93,7 @@ def test_a_row_is_news_if_its_version_is_above_the_one_given_out() -> None:
     assert again.is_news(rank_window(version=1, life_id="another life"))
     assert again.is_news(rank_window(version=1, semantics_version=99))
     assert WindowLedger(table, RankWindow, base_us=2 * WINDOW_US).is_news(rank_window(version=1)), "another window length is another row"
+    assert ledger(table, rules=".more history").is_news(rank_window(version=5)), "what was counted otherwise is another row"
 
 
 def test_an_entry_that_cannot_be_read_counts_as_absent() -> None:

@@ -71,6 +71,20 @@ def test_killed_ten_times_it_comes_to_the_undisturbed_figures(kafka: Kafka, view
     assert durable_no_further_than_written(kafka) >= 3, "of each agent something is durable"
 
 
+@pytest.mark.partitions(1)
+def test_a_worker_that_is_to_remember_more_leaves_no_row_of_the_one_before(
+    kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path
+) -> None:
+    Feed(kafka).send(stream)
+    with working(kafka, tmp_path, *OPTIONS, "--history-blocks", "3") as worker:
+        until(lambda: sum(row.batches for row in view.update().ranks.values()) == _batches(stream), "every batch")
+        assert worker.end() == 0
+    assert any("history_forgotten" in row.reasons for row in view.ranks.values())
+    with working(kafka, tmp_path, *OPTIONS) as worker:
+        Expected(stream, kafka).on_topics(view)
+        assert "made under other rules: history_blocks 3, now 1000000" in worker.output
+
+
 @pytest.mark.partitions(2)
 def test_a_message_that_cannot_be_read_is_set_aside_and_its_rank_shows_it(
     kafka: Kafka, view: View, stream: list[RankMessage], tmp_path: Path
