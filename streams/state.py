@@ -114,6 +114,7 @@ class StateLog:
     def __init__(self) -> None:
         self._chunks: dict[bytes, bytes] = {}
         self._manifests: dict[str, list[Manifest]] = {}
+        self._foreign: set[str] = set()
         self.unreadable = 0
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
@@ -137,6 +138,7 @@ class StateLog:
             manifest = msgspec.msgpack.decode(value or b"", type=Manifest)
         except msgspec.DecodeError:
             self.unreadable += 1
+            self._foreign.add(agent)
             return
         self._manifests.setdefault(agent, []).append(manifest)
 
@@ -148,6 +150,8 @@ class StateLog:
         """
         manifests = sorted(self._manifests.get(agent, ()), key=lambda each: (each.resume, each.epoch, each.number), reverse=True)
         out = Restored(epoch=max((each.epoch for each in manifests), default=0))
+        if agent in self._foreign:
+            out.why = "of another kind"
         for manifest in manifests:
             if manifest.format != FORMAT:
                 out.why = out.why or f"of format {manifest.format}, not {FORMAT}"
@@ -164,7 +168,11 @@ class StateLog:
 
     def _assembled(self, agent: str, manifest: Manifest) -> dict[str, tuple[int, bytes]] | None:
         owners: dict[str, tuple[int, bytes]] = {}
+        if manifest.resume < 0:
+            return None
         for owner, saved in manifest.owners.items():
+            if saved.chunks > len(self._chunks) or saved.position < 0:
+                return None  # also where somebody else's number would have us look for chunks for ever
             data = b"".join(self._chunks.get(chunk_key(agent, owner, saved.snapshot, number), b"") for number in range(saved.chunks))
             if len(data) != saved.size or zlib.crc32(data) != saved.checksum:
                 return None

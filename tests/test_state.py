@@ -13,7 +13,20 @@ from confluent_kafka import Consumer, TopicPartition
 from schemas.topics import BATCHES
 from streams.settings import WorkerSettings
 from streams.snapshots import resume_position
-from streams.state import CHUNK_BYTES, NOTHING_NEEDED, Book, Pair, Restored, Rules, Saved, StateLog, chunks, manifest_key, saved_as
+from streams.state import (
+    CHUNK_BYTES,
+    NOTHING_NEEDED,
+    Book,
+    Manifest,
+    Pair,
+    Restored,
+    Rules,
+    Saved,
+    StateLog,
+    chunks,
+    manifest_key,
+    saved_as,
+)
 from streams.state_topic import StateTopic
 from streams.tables import STATE
 from tests.kafka import Kafka
@@ -106,6 +119,22 @@ def test_a_snapshot_of_other_rules_or_another_topic_is_not_used_and_said_so() ->
     assert partition.restore().why == "not whole"
     partition.write([(b"\x93", b""), (b"", b""), (manifest_key("holder"), b"rubbish")])
     assert partition.restore().resume == 0
+
+
+def test_a_manifest_of_somebody_else_is_not_believed() -> None:
+    partition = Partition()
+    partition.save(Book("holder", RULES, Restored(), "w"), "a/0", b"x", 5)
+    whole = msgspec.msgpack.decode(partition.pairs[1][1] or b"", type=Manifest)
+    saved = whole.owners["a/0"]
+    for other in (
+        msgspec.structs.replace(whole, resume=9, owners={"a/0": msgspec.structs.replace(saved, chunks=2**62)}),
+        msgspec.structs.replace(whole, resume=9, owners={"a/0": msgspec.structs.replace(saved, position=-1)}),
+        msgspec.structs.replace(whole, epoch=9, resume=-1),
+    ):
+        partition.write([(manifest_key("holder"), msgspec.msgpack.encode(other))])
+        assert partition.restore().owners == {"a/0": (5, b"x")}
+    partition.write([(manifest_key("fleet"), msgspec.msgpack.encode({"format": 99}))])
+    assert partition.restore(agent="fleet").why == "of another kind", "a newer version may write what this one cannot read"
 
 
 def test_reading_begins_at_what_any_owner_lacks() -> None:
