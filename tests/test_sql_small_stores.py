@@ -67,13 +67,17 @@ def test_rows_of_the_version_before_are_read_once_the_schema_is_brought_up_to_da
     rows = TableRows()
     rows.add(row)
     rows.add(window)
+    earlier = "of an earlier version; run `kvcensus migrate`"
     with store.connect(None, tmp_path) as database:
         migrate.apply(database, migrate.shipped()[:3])
+    with pytest.raises(KvcensusError, match=earlier):
+        run(show, data_dir=tmp_path)  # also while it is empty
+    with store.connect(None, tmp_path) as database:
         for batch in (rows.rank_windows, rows.duplicate_windows):
             had = {name for name, *_ in database.query(f"DESCRIBE TABLE {batch.table}").rows}
             kept = [number for number, name in enumerate(batch.column_names) if name in had]
             database.insert(batch.table, [batch.column_names[n] for n in kept], [batch.columns[n] for n in kept])
-    with pytest.raises(KvcensusError, match="of an earlier version; run `kvcensus migrate`"):
+    with pytest.raises(KvcensusError, match=earlier):
         run(show, data_dir=tmp_path)
     with store.connect(None, tmp_path) as database:
         migrate.apply(database)

@@ -139,9 +139,9 @@ class _Reader:
             try:
                 totals = load(database, *self._asked, by, semantics_version=self._version, prefixes=prefixes)
             except StoreError as error:
+                if migrate.applied(database) and migrate.pending(database):
+                    raise KvcensusError(f"{database.place}: the schema is of an earlier version; run `kvcensus migrate`") from error
                 if not error.schema_missing:
-                    if migrate.pending(database):
-                        raise KvcensusError(f"{database.place}: the schema is of an earlier version; run `kvcensus migrate`") from error
                     raise
                 return empty, f"No figures yet: the schema has not been created in {database.place}. Run `kvcensus migrate`."
             counted = any(life.life_id for life in totals.lives) or totals.duplicates
