@@ -20,9 +20,9 @@ class Fleet:
 
     def say(self, rank: int, watermark: int, *steps: DuplicateStep, **what: Any) -> None:
         self.offset += 1
-        previous = what.pop("previous_offset", self.offset - 1)
+        previous, held = what.pop("previous_offset", self.offset - 1), what.pop("held", 1)
         made = DuplicateSteps(0, 1, self.offset, "a", rank, None, "m", watermark, list(steps), canary="c", **what)
-        made.previous_offset, made.first_held_us = previous, 1
+        made.previous_offset, made.first_held_us = previous, held
         self.merger.apply(made, self.offset)
 
     def rows(self, scope: str = "fleet") -> dict[int, DuplicateWindow]:
@@ -76,11 +76,12 @@ def test_an_answer_that_never_came_lowers_every_window_since() -> None:
 
 def test_the_bytes_of_a_pair_are_never_known() -> None:
     fleet = Fleet()
-    fleet.say(0, 3 * W, pairs=[PairStep(W, "GPU", "chat", "code", 1, 16), PairStep(2 * W, "GPU", "chat", "code", -1, -16)])
-    fleet.say(1, 3 * W, kv_bytes_per_token=2)
+    fleet.say(0, 4 * W, pairs=[PairStep(W, "GPU", "chat", "code", 1, 16), PairStep(2 * W, "GPU", "chat", "code", -1, -16)])
+    fleet.say(1, 4 * W, kv_bytes_per_token=2)
     rows = fleet.rows("workload_pair")
-    assert [(rows[n].between_token_us, rows[n].between_byte_ms, rows[n].extra_bytes_max, rows[n].between_bytes_end) for n in (1, 2)] == [
+    assert [(rows[n].between_token_us, rows[n].between_byte_ms, rows[n].extra_bytes_max, rows[n].between_bytes_end) for n in (1, 2, 3)] == [
         (16 * W, None, None, None),
+        (0, None, None, None),
         (0, None, None, None),
     ]
 
@@ -91,6 +92,41 @@ def test_copies_of_a_rank_of_unknown_size_have_no_bytes() -> None:
     fleet.say(1, 3 * W, step(2 * W + 5, 1))
     rows = fleet.rows()
     assert (rows[1].inside_byte_ms, rows[2].inside_byte_ms, rows[2].inside_token_us) == (0, None, 16 * (W - 5))
+
+
+def test_a_closed_window_tells_of_the_ranks_that_had_been_heard_of_by_its_end() -> None:
+    fleet = Fleet()
+    fleet.say(0, W)
+    fleet.say(1, W)
+    fleet.say(2, 4 * W, held=4 * W)
+    fleet.say(0, 4 * W)
+    fleet.say(1, 4 * W)
+    assert {n: (row.ranks, row.final) for n, row in fleet.rows().items() if n} == {
+        **dict.fromkeys((1, 2), (2, True)),
+        **dict.fromkeys((3, 4), (3, False)),
+    }
+
+
+def test_every_scope_has_a_row_of_zeros_from_its_first_window_on() -> None:
+    fleet = Fleet()
+    fleet.say(0, 3 * W, observed=[W, 3 * W], held=W)
+    fleet.say(1, 3 * W, observed=[2 * W, 3 * W], held=2 * W)
+    found = [(row.scope, row.scope_key, row.window_start_us // W) for row in fleet.merger.drain() if row.scope in ("rank", "model")]
+    assert sorted(found) == [
+        *(("model", "m", n) for n in (1, 2, 3)),
+        *(("rank", "a/0", n) for n in (1, 2, 3)),
+        *(("rank", "a/1", n) for n in (2, 3)),
+    ]
+
+
+def test_a_step_of_the_newest_window_that_comes_after_a_drain_counts_once() -> None:
+    fleet = Fleet()
+    fleet.say(0, 2 * W + 5)
+    fleet.say(1, 2 * W + 5, step(2 * W + 1, 1))
+    assert fleet.rows()[2].inside_blocks_end == 1
+    fleet.say(0, 2 * W + 9)
+    fleet.say(1, 2 * W + 9, step(2 * W + 6, 1))
+    assert fleet.rows()[2].inside_blocks_end == 2
 
 
 def test_an_answer_delivered_twice_counts_once() -> None:
