@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from schemas import codec
 from schemas.errors import KvcensusError
-from schemas.records import DeadLetter
+from schemas.records import DeadLetter, rank_key
 from schemas.topics import DEAD_LETTER_BYTES, DEAD_LETTERS
 
 _client_log = logging.getLogger("kvcensus.librdkafka")
@@ -53,6 +53,15 @@ def dead_letter(
 def letter_key(letter: DeadLetter) -> str:
     """Kafka key of ``letter``: the place of the message, so that one set aside twice is found together."""
     return f"{letter.topic}/{letter.partition}/{letter.offset}"
+
+
+def rank_named(key: bytes | None) -> tuple[str, int] | None:
+    """The rank that a message's key names, if it is a key as forwarders and workers write it."""
+    word = (key or b"").decode("utf-8", "replace")
+    instance_id, _, number = word.rpartition("/")
+    if not instance_id or not number.isascii() or not number.isdecimal() or len(number) > 9 or rank_key(instance_id, int(number)) != word:
+        return None
+    return instance_id, int(number)
 
 
 class Letterbox:

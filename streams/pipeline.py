@@ -304,7 +304,10 @@ class CensusApp(faust.App):
             for agent in self.counting:
                 for tp, start in starts.items():
                     if tp.topic == agent.topic.name and start:
-                        self._tell_missing(tp, places[tp.topic, tp.partition], start)
+                        resume = places[tp.topic, tp.partition]
+                        self._tell_missing(tp, resume, start)
+                        if 0 < resume < start and isinstance(agent, FleetAgent):
+                            agent.missed(tp.partition, start - 1)
                         agent.positions.starts_at(tp.partition, start)
                         places[tp.topic, tp.partition] = max(start, places[tp.topic, tp.partition])
         except (KafkaError, TimeoutError) as error:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from schemas import codec
 from schemas.records import DuplicateSteps, ResidencyChanges
 from schemas.topics import RESIDENCY
-from streams.agents.common import Agent, Marks
+from streams.agents.common import Agent, Marks, Message
+from streams.dead_letters import rank_named
 from streams.duplication import SLICES, ShardCore
 from streams.emit import Channel
 from streams.settings import WorkerSettings
@@ -49,14 +50,29 @@ class FleetAgent(Agent[ResidencyChanges]):
 
     def count(self, record: ResidencyChanges, partition: int, offset: int) -> None:
         """Take one message of one rank into the shard."""
-        shard = self._held.get(partition)
-        if shard is None:
-            shard = self._held[partition] = _Shard(self._new(partition), offset, offset)
+        shard = self._shard(partition, offset)
         shard.last = offset
         answer = shard.core.apply(record, offset)
         # Read again for the slices that are behind, this would tell only what they have to say.
         if offset >= shard.answered:
             self._answers.append((partition, answer))
+
+    def _shard(self, partition: int, offset: int) -> _Shard:
+        shard = self._held.get(partition)
+        if shard is None:
+            shard = self._held[partition] = _Shard(self._new(partition), offset, offset)
+        return shard
+
+    def spoiled(self, message: Message) -> None:
+        """Something that a rank said is not known: from here on the shard's copies are not all there."""
+        if rank_named(message.key) is not None:
+            self.missed(message.partition, message.offset)
+
+    def missed(self, partition: int, offset: int) -> None:
+        """The messages up to the one at ``offset`` are gone, as far as they were not counted: the next answer shows it to the merger."""
+        shard = self._shard(partition, offset)
+        shard.last = max(shard.last, offset)
+        shard.core.missed(offset)
 
     def _new(self, partition: int) -> ShardCore:
         return ShardCore(partition, self._shards(), window_us=self._settings.window_us, grace_us=self._settings.grace_us)

@@ -12,6 +12,7 @@ from schemas.records import RankMessage, RankWindow, rank_key
 from schemas.topics import BATCHES
 from streams.agents.common import Agent, Marks, Message, log
 from streams.believable import unbelievable
+from streams.dead_letters import rank_named
 from streams.emit import Channel, send_changes
 from streams.residency import Drained, RankCore
 from streams.settings import WorkerSettings
@@ -88,19 +89,13 @@ class HolderAgent(Agent[RankMessage]):
 
     def spoiled(self, message: Message) -> None:
         """The rank that the key names does not know what was in the message: its stream is not contiguous there."""
-        rank = (message.key or b"").decode("utf-8", "replace")
-        instance_id, _, number = rank.rpartition("/")
+        named = rank_named(message.key)
+        if named is None:
+            return
+        rank = rank_key(*named)
         core = self._cores.get(rank)
         if core is None:
-            if (
-                not instance_id
-                or not number.isascii()
-                or not number.isdecimal()
-                or len(number) > 9
-                or rank_key(instance_id, int(number)) != rank
-            ):
-                return
-            core = self._new(rank, instance_id, int(number), message.partition, message.offset)
+            core = self._new(rank, *named, message.partition, message.offset)
         if self._places[rank] == message.partition and message.offset > self._last[rank]:
             self._last[rank] = message.offset
             core.unreadable(message.offset)
