@@ -391,7 +391,7 @@ class _Drain:
         for scope in idle:
             row = copy(nothing)
             row.scope, row.scope_key = scope
-            rows.append(row)
+            rows.append(_filled(row, scope, Level(start)) if scope[0] == "workload_pair" else row)
         return rows
 
     def _coverage(self, start: int, end: int, as_of: int) -> Coverage:

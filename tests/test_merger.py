@@ -135,3 +135,16 @@ def test_an_answer_delivered_twice_counts_once() -> None:
     fleet.say(1, 3 * W, step(2 * W, 1))
     fleet.merger.apply(DuplicateSteps(0, 1, 1, "a", 1, None, "m", 3 * W, [step(2 * W, 1)]), 99)
     assert fleet.rows()[2].extra_blocks_max == 1
+
+
+def test_bytes_of_a_pair_stay_unknown_where_it_turns_out_to_have_had_nothing_in_common() -> None:
+    fleet = Fleet()
+    common = PairStep(W + 1, "GPU", "chat", "search", 1, 16)
+    fleet.say(0, W + 2, pairs=[common])
+    fleet.say(0, 2_000 * W)  # most of it a long stretch in which nothing happens
+    had = fleet.rows("workload_pair")
+    assert {(row.between_tokens_end, row.between_bytes_end) for row in had.values()} == {(16, None)}
+    fleet.say(0, 2_000 * W, pairs=[PairStep(W + 1, "GPU", "chat", "search", -1, -16)])
+    has_not = fleet.rows("workload_pair")
+    assert had.keys() == has_not.keys()
+    assert {(row.between_tokens_end, row.between_bytes_end, row.inside_byte_ms) for row in has_not.values()} == {(0, None, None)}
