@@ -1,11 +1,12 @@
 """Speed of the pure cores on one core, each step of the way on the same batches: `python -m benchmarks.cores`.
 
-The input is a seeded synthetic fleet; the floor is a generic msgpack decode of the same payloads. Figures are block events a
+The input is a seeded synthetic rank, and for three steps a large fleet; the floor is a generic msgpack decode of the same payloads. Figures are block events a
 second, the median of several runs that take turns; machines are noisy, so read the ratios.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -19,13 +20,47 @@ from producers.identity import Identity, ephemeral_key
 from producers.resolver import RankResolver
 from producers.simulate import fleet, presets
 from schemas import codec
-from schemas.records import ID_BYTES, RankMessage, ResidencyChanges
+from schemas.records import ID_BYTES, NO_ID, DuplicateSteps, RankMessage, ResidencyChanges, ResidencyStep
 from streams.duplication import ShardCore
 from streams.merger import Merger
+from streams.prefixes import Shared, trunks
 from streams.residency import RankCore
 
 RUNS = 5
 SECONDS_OF_ENGINE_TIME = 60.0
+START_US = 1_700_000_000_000_000
+RANKS, FLEET_SECONDS = 100, 60
+SHARED = 100_000
+
+
+def a_large_fleet() -> list[ResidencyChanges]:
+    """What ``RANKS`` ranks say in ``FLEET_SECONDS``, once a second each: three contents opened, of those that all of them hold."""
+    draw = random.Random(1)
+    pool = [draw.randbytes(ID_BYTES) for _ in range(5_000)]
+    said: list[ResidencyChanges] = []
+    for second in range(FLEET_SECONDS):
+        for rank in range(RANKS):
+            at = START_US + second * 1_000_000 + rank * 100
+            opened = b"".join(draw.sample(pool, 3))
+            step = ResidencyStep(second, at, "GPU", 16, opened, b"", NO_ID * 3)
+            stretch = [at - 1_000_000, at] if second else []
+            said.append(
+                ResidencyChanges(f"i{rank // 8}", rank % 8, f"workload-{rank % 5}", "m", second, at, [step], observed=stretch, notes=[])
+            )
+    return said
+
+
+def _answers(said: list[ResidencyChanges]) -> list[DuplicateSteps]:
+    shard = ShardCore(0, 1)
+    return [shard.apply(changes, offset) for offset, changes in enumerate(said)]
+
+
+def shared_contents() -> dict[bytes, Shared]:
+    """``SHARED`` contents in chains of 20, each on two ranks."""
+    draw = random.Random(1)
+    ids = [draw.randbytes(ID_BYTES) for _ in range(SHARED)]
+    ranks = (("a", 0), ("b", 0))
+    return {key: Shared(ids[number - 1] if number % 20 else NO_ID, 16, START_US, ranks) for number, key in enumerate(ids)}
 
 
 def main() -> None:
@@ -64,6 +99,18 @@ def main() -> None:
             merger.apply(shard.apply(each, offset), offset)
             merger.drain()
 
+    shared = shared_contents()
+    many = a_large_fleet()
+    answers = _answers(many)
+
+    def flush() -> None:
+        merger = Merger(shards=1)
+        for offset, answer in enumerate(answers):
+            merger.apply(answer, offset)
+            if offset % RANKS == RANKS - 1:
+                merger.drain()
+                merger.drain_prefixes()
+
     steps: list[tuple[str, int, Callable[[], object]]] = [
         ("floor: msgpack decode", events, lambda: [msgspec.msgpack.decode(payload) for payload in payloads]),
         ("wire: typed decode", events, lambda: [wire.decode(payload) for payload in payloads]),
@@ -72,6 +119,9 @@ def main() -> None:
         ("Avro decode", events, lambda: [codec.decode(message, RankMessage) for message in encoded]),
         ("holder core", events, count),
         ("shard core + merger", moves, duplicate),
+        (f"shard core: {RANKS} ranks, a message", len(many), lambda: _answers(many)),
+        (f"merger: {RANKS} ranks, a message", len(many), flush),
+        (f"trunks of {SHARED:,} contents", SHARED, lambda: trunks(shared)),
     ]
     took: list[list[float]] = [[] for _ in steps]
     for _ in range(RUNS):
