@@ -113,6 +113,12 @@ class ShardCore:
             self._join()
         return answer
 
+    def missed(self, offset: int) -> None:
+        """The message at ``offset``, and any before it that was not taken in, will never come: it stands as one whose answer is missing."""
+        for part in self._parts:
+            part.ranks.position = max(part.ranks.position, offset)
+        self._join()
+
     def _head(self, answer: DuplicateSteps, changes: ResidencyChanges, known: Known, taken: int) -> None:
         """What is passed on of a rank: as it stands, where the message is one of before."""
         (
