@@ -1,7 +1,7 @@
 """Speed of the pure cores on one core, each step of the way on the same batches: `python -m benchmarks.cores`.
 
-The input is a seeded synthetic rank, and for three steps a large fleet; the floor is a generic msgpack decode of the rank's payloads. Figures
-are block events a second, the median of several runs that take turns; machines are noisy, so read the ratios.
+The input is a seeded synthetic rank, and for three steps a large fleet; the floor is a generic msgpack decode of the rank's payloads.
+Figures are block events a second, the median of several runs that take turns; machines are noisy, so read the ratios.
 """
 
 from __future__ import annotations
