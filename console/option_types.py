@@ -189,3 +189,16 @@ def show_size(size: int) -> str:
         if size >= factor and size % factor == 0:
             return f"{size // factor}{unit}"
     return str(size)
+
+
+class RankName(click.ParamType):
+    """A rank as everything names it, ``INSTANCE/R``; anything else is a usage error."""
+
+    name = "rank"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """``value`` as it is."""
+        instance, slash, number = value.rpartition("/")
+        if not instance or not slash or not (number.isascii() and number.isdecimal()):
+            self.fail(f"{value!r}: expected INSTANCE/R, such as chat-0/1", param, ctx)
+        return value

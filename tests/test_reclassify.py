@@ -304,6 +304,7 @@ def test_what_a_user_can_get_wrong(database: Database, tmp_path: Path, stream: l
 
     refused("--since", "2h", "--until", "3h", match="must lie before", code=2)
     refused("--warm-up", "2", match="needs --since", code=2)
+    refused("--rank", "nobody", match="expected INSTANCE/R", code=2)
     refused("--since", "soon", match="--since", code=2)
     for option in ("--grace", "--history-hours", "--history-blocks", "--warm-up"):
         refused("--since", "2h", option, "1" + 300 * "0", match=option, code=2)

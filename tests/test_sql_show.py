@@ -227,6 +227,7 @@ def test_a_span_beside_the_data_says_what_there_is(filled: tuple[Database, Path]
         (["duplicates", "--cause", "evicted"], "--cause goes with `show recomputes`"),
         (["--limit", "5"], "--limit goes with `show recomputes` or `show prefixes`"),
         (["recomputes", "--by", "rank"], "--by does not go with `show recomputes`"),
+        (["coverage", "--by", "model"], "--by does not go with `show coverage`"),
         (["recomputes", "--rank", "a"], "expected INSTANCE/R"),
         (["recomputes", "--rank", "a/²"], "expected INSTANCE/R"),
         (["recomputes", "--limit", "0"], "not in the range"),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from console.number_options import FiniteRange
+from console.option_types import RankName
 from console.store_options import engine_time, store_options
 from schemas.environment import DEFAULT_WINDOW_SECONDS
 from schemas.errors import KvcensusError
@@ -38,7 +39,14 @@ _HOUR_US = 3_600_000_000
     "--since", metavar="TIME", help="Start, engine time: ISO 8601, epoch seconds, or an age (15m, 2h, 1d). Default: the first fact."
 )
 @click.option("--until", metavar="TIME", help="End, in the same forms, or now. Default: the last fact.")
-@click.option("--rank", "ranks", multiple=True, metavar="INSTANCE/R", help="Only this rank; repeatable. Duplicates are then left alone.")
+@click.option(
+    "--rank",
+    "ranks",
+    type=RankName(),
+    multiple=True,
+    metavar="INSTANCE/R",
+    help="Only this rank; repeatable. Duplicates are then left alone.",
+)
 @click.option(
     "--warm-up",
     type=FiniteRange(min=0, min_open=True, max=settings.MOST_HISTORY_HOURS),

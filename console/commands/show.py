@@ -13,6 +13,7 @@ import click
 from console.commands.show_coverage import show_coverage
 from console.detail_tables import render_recomputes
 from console.figure_tables import Part, console_for_output, render
+from console.option_types import RankName
 from console.store_options import engine_time, store_options
 from schemas.errors import KvcensusError
 from schemas.records import rank_key
@@ -34,7 +35,9 @@ _RECOMPUTES = 50
 )
 @click.option("--until", metavar="TIME", help="End, in the same forms, or now. Default: the last batch.")
 @click.option("--by", type=click.Choice(["rank", "workload", "model"]), help="One line per rank, workload or model.")
-@click.option("--rank", "ranks", multiple=True, metavar="INSTANCE/R", help="With recomputes: only this rank's; repeatable.")
+@click.option(
+    "--rank", "ranks", type=RankName(), multiple=True, metavar="INSTANCE/R", help="With recomputes: only this rank's; repeatable."
+)
 @click.option("--cause", "causes", multiple=True, type=click.Choice(drilldown.CAUSES), help="With recomputes: only this cause; repeatable.")
 @click.option(
     "--limit",
@@ -105,12 +108,8 @@ def _refuse_misplaced(what: str, by: str | None, ranks: Sequence[str], causes: S
     ):
         if given and what not in parts:
             raise click.UsageError(f"{option} goes with {' or '.join(f'`show {part}`' for part in parts)}")
-    if by and what in ("recomputes", "prefixes"):
+    if by and what in ("recomputes", "prefixes", "coverage"):
         raise click.UsageError(f"--by does not go with `show {what}`")
-    for rank in ranks:
-        instance, slash, number = rank.rpartition("/")
-        if not instance or not slash or not (number.isascii() and number.isdecimal()):
-            raise click.BadParameter(f"{rank!r}: expected INSTANCE/R, such as chat-0/1", param_hint="--rank")
 
 
 class _Reader:
