@@ -63,6 +63,15 @@ def holder_of(folder: Path) -> int | None:
     return None
 
 
+def _refuse_if_held(folder: Path) -> None:
+    holder = holder_of(folder)
+    if holder is not None:
+        who = f"process {holder}" if holder else "another process"
+        raise FolderLocked(
+            f"the embedded store at {folder} is open in {who}, which answers no queries for others: stop it, or use --clickhouse-url"
+        )
+
+
 class _Handle:
     """One client of the engine, used by one thread at a time, opened anew after every failed call.
 
@@ -181,15 +190,11 @@ class EmbeddedDatabase(Database):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise StoreError(f"cannot make the folder {folder}: {error.strerror}; name another with --data-dir") from error
-        holder = holder_of(folder)
-        if holder is not None:
-            who = f"process {holder}" if holder else "another process"
-            raise FolderLocked(
-                f"the embedded store at {folder} is open in {who}, which answers no queries for others: stop it, or use --clickhouse-url"
-            )
+        _refuse_if_held(folder)
         try:
             self._writer = _Handle(folder, database, {"throw_on_max_partitions_per_insert_block": "0"})
         except Exception as error:
+            _refuse_if_held(folder)  # another process was quicker between the look and the opening
             raise store_error(error, "opening the embedded store", self.place) from error
         try:
             self._reader = _Handle(folder, database, READ_SETTINGS | {"readonly": "1"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -27,7 +27,7 @@ __all__ = ["Database", "QueryResult", "StoreError", "StoreUnavailable", "connect
 # The driver warns of every refused connection; here that is an exception with a message of its own.
 logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
 
-LOCK_PATIENCE_S = 5.0
+LOCK_PATIENCE_S = 10.0
 """How long to wait for a folder that another process has open: it may be about to answer, or to close."""
 
 OWNER_PATIENCE_S = 30.0
@@ -49,12 +49,13 @@ def exists(clickhouse_url: str | None, data_dir: Path) -> bool:
     return bool(clickhouse_url) or (store_folder(data_dir) / "metadata").is_dir() or live_owner(data_dir) is not None
 
 
-def connect(clickhouse_url: str | None, data_dir: Path, own: bool = False) -> Database:
+def connect(clickhouse_url: str | None, data_dir: Path, own: bool = False, prepare: Callable[[Database], object] | None = None) -> Database:
     """Open the store.
 
     With a URL: that server. Without: the embedded store in ``data_dir``, through its owner where ``store.json`` names a live
     one (reading only), else by this process. With ``own`` this process becomes the owner and answers for the others until
-    the database is closed. Raises :class:`StoreError`, also if ``own`` is asked and there is an owner already.
+    the database is closed; before it answers anybody it does ``prepare``, so that nobody sees a schema that is being brought up
+    to date. Raises :class:`StoreError`, also if ``own`` is asked and there is an owner already.
     """
     if clickhouse_url:
         return _server(clickhouse_url)
@@ -76,6 +77,8 @@ def connect(clickhouse_url: str | None, data_dir: Path, own: bool = False) -> Da
         if not own:
             return database
         try:
+            if prepare is not None:
+                prepare(database)
             return OwnedDatabase(database, data_dir)
         except BaseException:
             database.close()

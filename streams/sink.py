@@ -98,7 +98,7 @@ class Sink:
         self.bad_rows = 0
         self.waiting = False
         self._settings = settings
-        self._open = open_store or partial(connect, settings.clickhouse_url, settings.data_dir, own=True)
+        self._open = open_store or partial(connect, settings.clickhouse_url, settings.data_dir, own=True, prepare=migrate.apply)
         self._stop = threading.Event()
         self._rows = TableRows()
         self._origins = Origins(self._rows)

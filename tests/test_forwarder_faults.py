@@ -503,6 +503,7 @@ def figures(messages: list[records.RankMessage]) -> list[object]:
     windows = {(row.life_id, row.window_start_us): row for row in sorted(counted.rank_windows, key=lambda row: row.version)}
     for row in windows.values():
         row.version = row.duplicate_batches = 0
+        row.departed = False
     for one in counted.recomputes:
         one.version = 0
     assert counted.recomputes

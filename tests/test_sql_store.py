@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import KvcensusError
-from sql import loopback, store
+from sql import loopback, migrate, store
 from sql.database import Database, StoreError
 from sql.embedded import FolderLocked, ReadHandle
-from sql.loopback import MAX_BODY_BYTES, live_owner, read_store_file
+from sql.loopback import MAX_BODY_BYTES, Owner, live_owner, read_store_file
 from sql.statements import OUTSIDE
 
 ROOT = Path(__file__).parents[1]
@@ -405,3 +405,16 @@ def test_the_same_folder_twice_in_one_process(tmp_path: Path) -> None:
         first.command("CREATE TABLE t (x UInt8) ENGINE = MergeTree ORDER BY x")
         second.insert("t", ["x"], [[1]])
         assert first.query("SELECT x FROM t").rows == [(1,)]
+
+
+def test_nobody_is_answered_before_the_schema_is_ready(tmp_path: Path) -> None:
+    owners: list[Owner | None] = []
+
+    def prepare(database: Database) -> None:
+        owners.append(live_owner(tmp_path))
+        migrate.apply(database)
+
+    with store.connect(None, tmp_path, own=True, prepare=prepare), store.connect(None, tmp_path) as asked:
+        assert asked.kind == "owner"
+        assert not migrate.pending(asked)
+    assert owners == [None]
