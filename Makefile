@@ -24,7 +24,7 @@ demo: $(STAMP)
 	@$(BIN)/kvcensus demo $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 faults: $(STAMP)
 	@$(BIN)/python -m tests.faults $(ARGS)
