@@ -100,10 +100,11 @@ def audit(database: Database, span: Bounds, sampled: int) -> list[Audit]:
         parameters,
     ).rows
     for instance, agreed, mismatched, underresolved, joined, unjoined in rows:
-        audited = found[instance]
+        # An instance may have come between the two questions, where a worker writes meanwhile.
+        audited = found.setdefault(instance, Audit(instance, unclaimed=0, sampled=sampled))
         audited.agreed, audited.mismatched, audited.underresolved, audited.unjoined = agreed, mismatched, underresolved, unjoined
         audited.indeterminate = joined - agreed - mismatched - underresolved
-    return list(found.values())
+    return [found[instance] for instance in sorted(found)]
 
 
 def parent_conflicts(database: Database, span: Bounds, sampled: int) -> int:
