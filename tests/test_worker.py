@@ -6,9 +6,8 @@ import re
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -26,6 +25,7 @@ from streams.run import run_worker
 from streams.settings import WorkerSettings
 from tests.clickhouse_http import clickhouse_server
 from tests.kafka import Kafka
+from tests.passage import Passage
 from tests.sql_records import rank_window
 from tests.workers import Expected, Feed, View, Worker, small_stream, until, working
 
@@ -160,56 +160,6 @@ def test_plain_faust_runs_the_worker(kafka: Kafka, view: View, stream: list[Rank
 
 
 # -- the sink -------------------------------------------------------------------------------------------------------
-
-
-class Passage:
-    """A way to a server that can be closed and opened again, as a network can."""
-
-    def __init__(self, to_port: int) -> None:
-        self._to = to_port
-        self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.is_open = True
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self.is_open:
-                near.close()
-                continue
-            far = socket.create_connection(("127.0.0.1", self._to))
-            self._open += [near, far]
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._copy, args=(source, target), daemon=True).start()
-
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65_536):
-                target.sendall(data)
-        for each in (source, target):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Cut what is under way, and let nothing through until :meth:`open`."""
-        self.is_open = False
-        while self._open:
-            end = self._open.pop()
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def open(self) -> None:
-        self.is_open = True
-
-    def stop(self) -> None:
-        self.close()
-        self._listener.close()
 
 
 def test_while_clickhouse_is_away_results_wait_and_then_all_are_there(
