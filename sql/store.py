@@ -54,11 +54,13 @@ def connect(clickhouse_url: str | None, data_dir: Path, own: bool = False, prepa
 
     With a URL: that server. Without: the embedded store in ``data_dir``, through its owner where ``store.json`` names a live
     one (reading only), else by this process. With ``own`` this process becomes the owner and answers for the others until
-    the database is closed; before it answers anybody it does ``prepare``, so that nobody sees a schema that is being brought up
-    to date. Raises :class:`StoreError`, also if ``own`` is asked and there is an owner already.
+    the database is closed. ``prepare`` is done to the store before anything else, by an owner before it answers anybody, so that nobody
+    sees a schema that is being brought up to date; not where only an owner can be asked.
+
+    Raises :class:`StoreError`, also if ``own`` is asked and there is an owner already.
     """
     if clickhouse_url:
-        return _server(clickhouse_url)
+        return _prepared(_server(clickhouse_url), prepare)
     folder = store_folder(data_dir)
     deadline = time.monotonic() + (OWNER_PATIENCE_S if own else LOCK_PATIENCE_S)
     while True:
@@ -74,15 +76,24 @@ def connect(clickhouse_url: str | None, data_dir: Path, own: bool = False, prepa
                 raise
             time.sleep(_LOCK_POLL_S)
             continue
+        _prepared(database, prepare)
         if not own:
             return database
         try:
-            if prepare is not None:
-                prepare(database)
             return OwnedDatabase(database, data_dir)
         except BaseException:
             database.close()
             raise
+
+
+def _prepared(database: Database, prepare: Callable[[Database], object] | None) -> Database:
+    try:
+        if prepare is not None:
+            prepare(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 class HttpDatabase(Database):

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -89,16 +88,15 @@ class _Moved(Exception):
 class Sink:
     """The consumer loop. :meth:`run` blocks until :meth:`stop` is called from another thread, or raises.
 
-    ``open_store`` gives the store to write to; by default the one of the settings, owned by this process if it is embedded.
+    It writes to the store of the settings, owned by this process if it is embedded.
     """
 
-    def __init__(self, settings: WorkerSettings, open_store: Callable[[], Database] | None = None) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         self.inserted = 0
         self.poisoned = 0
         self.bad_rows = 0
         self.waiting = False
         self._settings = settings
-        self._open = open_store or partial(connect, settings.clickhouse_url, settings.data_dir, own=True, prepare=migrate.apply)
         self._stop = threading.Event()
         self._rows = TableRows()
         self._origins = Origins(self._rows)
@@ -265,13 +263,7 @@ class Sink:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def _migrated_store(self) -> Database:
-        store = self._open()
-        try:
-            migrate.apply(store)
-        except BaseException:
-            store.close()
-            raise
-        return store
+        return connect(self._settings.clickhouse_url, self._settings.data_dir, own=True, prepare=migrate.apply)
 
     def _open_store(self) -> Database:
         """The store with its schema up to date; waits for a server that does not answer yet."""
