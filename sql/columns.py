@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 
@@ -21,6 +22,11 @@ class ColumnBatch(ABC):
 
     def __len__(self) -> int:
         return len(self.columns[0])
+
+    def append(self, values: Iterable[object]) -> None:
+        """One row: a value for each column, in their order."""
+        for column, value in zip(self.columns, values, strict=True):
+            column.append(value)
 
     def clear(self) -> None:
         """Forget all rows. The lists are new ones, so that columns handed out stay as they were."""

@@ -54,8 +54,7 @@ class BatchColumns(ColumnBatch):
             blocks,
             empty_events(batch.ops),
         )
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
+        self.append(values)
 
 
 SAID = ("holder_reset", "loss", "refusal", "declaration", "identity_refused", "scrape", "departure")
@@ -100,8 +99,7 @@ class RankMessageColumns(ColumnBatch):
             record.skipped,
             msgspec.json.encode(getattr(record, kind)).decode(),
         )
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
+        self.append(values)
 
 
 def empty_events(ops: list[Op]) -> str:

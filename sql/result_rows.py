@@ -114,61 +114,7 @@ class RankWindowColumns(ColumnBatch):
             *([getattr(breach, field) for breach in record.breaches] for field in Breach.__struct_fields__),
             *([getattr(group, field) for group in groups] for field in GROUP_FIELDS),
         )
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
-
-
-class RecomputeColumns(ColumnBatch):
-    """``recomputes``: one row per record."""
-
-    table = "recomputes"
-    column_names = (
-        "instance_id",
-        "dp_rank",
-        "group_idx",
-        "life_id",
-        "seq",
-        "block_index",
-        "semantics_version",
-        "version",
-        "cause",
-        "block_id",
-        "content_id",
-        "tokens",
-        "stored_at",
-        "lost_at",
-        "back_at",
-        "elapsed_us",
-        "parent_content_id",
-        "parent_block_id",
-        "gpu_us",
-    )
-
-    def add(self, record: Recompute) -> None:
-        """One row."""
-        values = (
-            record.instance_id,
-            record.dp_rank,
-            record.group_idx,
-            record.life_id,
-            record.seq,
-            record.index,
-            record.semantics_version,
-            record.version,
-            record.cause,
-            record.block_id,
-            record.content_id,
-            record.tokens,
-            record.stored_at_us,
-            record.lost_at_us,
-            record.back_at_us,
-            record.elapsed_us,
-            record.parent_content_id,
-            record.parent_block_id,
-            record.gpu_us,
-        )
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
+        self.append(values)
 
 
 class _NamedColumns(ColumnBatch):
@@ -182,8 +128,20 @@ class _NamedColumns(ColumnBatch):
 
     def add(self, record: msgspec.Struct) -> None:
         """One row."""
-        for column, field in zip(self.columns, self.record.__struct_fields__, strict=True):
-            column.append(getattr(record, field))
+        self.append(getattr(record, field) for field in self.record.__struct_fields__)
+
+
+class RecomputeColumns(_NamedColumns):
+    """``recomputes``: one row per record."""
+
+    table = "recomputes"
+    record = Recompute
+    renamed: ClassVar[dict[str, str]] = {
+        "index": "block_index",
+        "stored_at_us": "stored_at",
+        "lost_at_us": "lost_at",
+        "back_at_us": "back_at",
+    }
 
 
 class DuplicateWindowColumns(_NamedColumns):

@@ -29,8 +29,7 @@ class LifecycleColumns(ColumnBatch):
             *(getattr(record, field) for field in self._FIELDS),
             *([getattr(each, field) for each in record.declared] for field in _DECLARED_FIELDS),
         )
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
+        self.append(values)
 
 
 class EngineMetricsColumns(ColumnBatch):
@@ -57,8 +56,7 @@ class EngineMetricsColumns(ColumnBatch):
             [each.counts for each in histograms],
             [each.sum for each in histograms],
         )
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
+        self.append(values)
 
 
 class RankEventColumns(ColumnBatch):
@@ -144,5 +142,4 @@ class RankEventColumns(ColumnBatch):
             window_end,
             *(({} if field in self._MAPS else None) if declared is None else getattr(declared, field) for field in self._DECLARATION),
         )
-        for column, value in zip(self.columns, values, strict=True):
-            column.append(value)
+        self.append(values)
