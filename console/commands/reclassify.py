@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from console.counting_options import counting_options
 from console.number_options import FiniteRange
 from console.option_types import RankName
 from console.store_options import engine_time, store_options
@@ -59,33 +60,7 @@ _HOUR_US = 3_600_000_000
     metavar="SECONDS",
     help="Length of the windows.  [default: that of the rows in the store]",
 )
-@click.option(
-    "--grace",
-    type=FiniteRange(min=0, max=settings.MOST_GRACE_SECONDS),
-    envvar=settings.GRACE_SECONDS,
-    default=settings.DEFAULT_GRACE_SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="How far every rank must be past a window before it is final; this and the next two as the worker has them.",
-)
-@click.option(
-    "--history-hours",
-    type=FiniteRange(min=0, max=settings.MOST_HISTORY_HOURS),
-    envvar=settings.HISTORY_HOURS,
-    default=settings.DEFAULT_HISTORY_HOURS,
-    show_default=True,
-    metavar="HOURS",
-    help="How long a lost block is remembered, in engine time.",
-)
-@click.option(
-    "--history-blocks",
-    type=click.IntRange(min=0, max=settings.MOST_HISTORY_BLOCKS),
-    envvar=settings.HISTORY_BLOCKS,
-    default=settings.DEFAULT_HISTORY_BLOCKS,
-    show_default=True,
-    metavar="N",
-    help="How many lost blocks are remembered per rank.",
-)
+@counting_options
 @click.option("--dry-run", is_flag=True, help="Count and compare; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @store_options
@@ -106,7 +81,8 @@ def reclassify(
     """Count the stored facts of a span again, by the present rules, and write the rows beside those of earlier rules.
 
     Rows of the present rules that stand are replaced only by rows that observed more. Rows are written at the end: cut short while
-    it counts, it has changed nothing; cut short while it writes, run it again. Run twice, it writes the same.
+    it counts, it has changed nothing; cut short while it writes, run it again. Run twice, it writes the same. Grace and history should
+    be those of the worker.
     """
     now_us = time.time_ns() // 1000
     since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from console.broker import find_bootstrap_servers
+from console.counting_options import counting_options
 from console.number_options import FiniteRange
 from console.option_types import Folder
 from schemas import environment
@@ -57,33 +58,7 @@ _LEVELS = ("debug", "info", "warning", "error")
     metavar="SECONDS",
     help="How often results are given out.",
 )
-@click.option(
-    "--grace",
-    type=FiniteRange(min=0, max=worker_settings.MOST_GRACE_SECONDS),
-    envvar=worker_settings.GRACE_SECONDS,
-    default=worker_settings.DEFAULT_GRACE_SECONDS,
-    show_default=True,
-    metavar="SECONDS",
-    help="How far every rank must be past the end of a window, in engine time, before it is final.",
-)
-@click.option(
-    "--history-hours",
-    type=FiniteRange(min=0, max=worker_settings.MOST_HISTORY_HOURS),
-    envvar=worker_settings.HISTORY_HOURS,
-    default=worker_settings.DEFAULT_HISTORY_HOURS,
-    show_default=True,
-    metavar="HOURS",
-    help="How long a lost block is remembered, in engine time, so that its return is recognised.",
-)
-@click.option(
-    "--history-blocks",
-    type=click.IntRange(min=0, max=worker_settings.MOST_HISTORY_BLOCKS),
-    envvar=worker_settings.HISTORY_BLOCKS,
-    default=worker_settings.DEFAULT_HISTORY_BLOCKS,
-    show_default=True,
-    metavar="N",
-    help="How many lost blocks are remembered per rank.",
-)
+@counting_options
 @click.option(
     "--snapshot-seconds",
     type=FiniteRange(min=0, min_open=True),
