@@ -12,8 +12,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from schemas.topics import DEFAULT_PARTITIONS
+from sql import migrate
+from sql.database import Database
+from sql.store import connect
 from tests.kafka import Kafka, empty_kafka, external_servers
 from tests.shared_data import SHIPPED, shared_folder
+from tests.workers import View
 
 # Examples take what they take on a busy machine: no test here depends on how fast it runs.
 settings.register_profile("kvcensus", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -79,6 +83,22 @@ def module_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """As ``kafka``, but one for all tests of a module: they share its topics. Not together with ``kafka`` in one module."""
     with empty_kafka(tmp_path_factory.mktemp("kafka")) as running:
         yield running
+
+
+@pytest.fixture
+def view(kafka: Kafka) -> Iterator[View]:
+    """The result topics of ``kafka`` as a subscriber sees them."""
+    shown = View(kafka)
+    yield shown
+    shown.close()
+
+
+@pytest.fixture(scope="module")
+def module_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """An embedded store with its schema, one for all tests of a module: they share its tables."""
+    with connect(None, tmp_path_factory.mktemp("store")) as database:
+        migrate.apply(database)
+        yield database
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,28 +25,19 @@ from schemas.records import (
     Scrape,
 )
 from sql import facts as facts_module
-from sql import migrate
 from sql.database import Database
 from sql.facts import Fact, facts
 from sql.rows import TableRows
-from sql.store import connect
 
 HOUR_US = 3_600_000_000
 START_US = 1_700_000_000_000_000 // HOUR_US * HOUR_US
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with connect(None, tmp_path_factory.mktemp("store")) as database:
-        migrate.apply(database)
-        yield database
-
-
 @pytest.fixture
-def database(engine: Database) -> Database:
+def database(module_store: Database) -> Database:
     for table in ("batches", "rank_messages", "block_events", "rank_events", "dead_letters"):
-        engine.command(f"TRUNCATE TABLE {table}")
-    return engine
+        module_store.command(f"TRUNCATE TABLE {table}")
+    return module_store
 
 
 def store(database: Database, placed: Iterable[tuple[int, int, Any]], *, twice: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import fastavro
@@ -36,30 +36,21 @@ from schemas.records import (
     Scrape,
     SharedPrefix,
 )
-from sql import migrate
 from sql.columns import ColumnBatch
 from sql.database import Database
 from sql.result_rows import GROUP_FIELDS, GROUP_STATES, GROUP_SUMS, HISTOGRAMS
 from sql.rows import TableRows
-from sql.store import connect
 from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window
 
 A, B, C, D = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 NONE = bytes(16)
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with connect(None, tmp_path_factory.mktemp("store")) as database:
-        migrate.apply(database)
-        yield database
-
-
 @pytest.fixture
-def database(engine: Database) -> Database:
+def database(module_store: Database) -> Database:
     for table in (batch.table for batch in TableRows().tables):
-        engine.command(f"TRUNCATE TABLE {table}")
-    return engine
+        module_store.command(f"TRUNCATE TABLE {table}")
+    return module_store
 
 
 def insert(database: Database, rows: TableRows) -> None:
@@ -559,9 +550,9 @@ def test_columns_handed_out_stay_when_the_batch_is_cleared() -> None:
     assert {len(column) for column in handed} == {1}
 
 
-def test_every_column_is_filled_or_has_a_default(engine: Database) -> None:
+def test_every_column_is_filled_or_has_a_default(module_store: Database) -> None:
     for batch in TableRows().tables:
-        described = engine.query(f"DESCRIBE TABLE {batch.table}").rows
+        described = module_store.query(f"DESCRIBE TABLE {batch.table}").rows
         filled = {*batch.column_names, *batch.rare_columns}
         earlier = {"parent_state"} if batch.table == "block_events" else set()
         left = {row[0] for row in described if row[2] != "DEFAULT"} - filled - earlier

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.records import Declaration, Departure, DuplicateWindow, RankMessage, RankWindow, SharedPrefix
-from sql import migrate
 from sql.database import Database
 from sql.figures import assemble
 from sql.known import KnownRank
 from sql.load import load
 from sql.rows import TableRows
-from sql.store import connect
 from sql.totals import By, Span, totals_from_records
 from tests.sql_records import (
     START_US,
@@ -41,18 +38,11 @@ def insert(database: Database, records: Records) -> None:
         assert database.insert(batch.table, batch.column_names, batch.columns) == len(batch)
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    with connect(None, tmp_path_factory.mktemp("store")) as database:
-        migrate.apply(database)
-        yield database
-
-
 @pytest.fixture
-def database(engine: Database) -> Database:
+def database(module_store: Database) -> Database:
     for table in ("rank_windows", "life_groups", "known_ranks", "duplicate_windows", "shared_prefixes", "rank_events"):
-        engine.command(f"TRUNCATE TABLE {table}")
-    return engine
+        module_store.command(f"TRUNCATE TABLE {table}")
+    return module_store
 
 
 def spans(rng: random.Random) -> list[tuple[int | None, int | None]]:
@@ -210,7 +200,7 @@ def test_a_groups_place_in_the_life_is_known_from_outside_the_span(database: Dat
     assert assemble(totals)["ranks"][0]["stored_tokens"] == 1
 
 
-def test_figures_survive_a_closed_store(tmp_path: Path, engine: Database) -> None:
+def test_figures_survive_a_closed_store(tmp_path: Path, module_store: Database) -> None:
     """What was inserted is there when the folder is opened again: in a process of its own, as one process has one store."""
     import subprocess
     import sys

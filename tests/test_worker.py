@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -33,13 +32,6 @@ from tests.workers import Expected, Feed, View, Worker, small_stream, until, wor
 @pytest.fixture(scope="module")
 def stream() -> list[RankMessage]:
     return small_stream()
-
-
-@pytest.fixture
-def view(kafka: Kafka) -> Iterator[View]:
-    shown = View(kafka)
-    yield shown
-    shown.close()
 
 
 # -- what must come out ---------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,13 +22,6 @@ from tests.workers import Expected, Feed, View, small_stream, until, working
 @pytest.fixture(scope="module")
 def stream() -> list[RankMessage]:
     return small_stream()
-
-
-@pytest.fixture
-def view(kafka: Kafka) -> Iterator[View]:
-    shown = View(kafka)
-    yield shown
-    shown.close()
 
 
 def durable_no_further_than_written(kafka: Kafka) -> int:
