@@ -129,8 +129,11 @@ class RankCore(RankWindows):
             self._depart(True)
 
     def unreadable(self, offset: int) -> None:
-        """The message of this rank at ``offset`` could not be read or counted: the stream is not contiguous there."""
-        if offset <= self.offset:
+        """The message of this rank at ``offset`` could not be read or counted: the stream is not contiguous there.
+
+        One that :meth:`apply` gave up on half way has its offset taken already.
+        """
+        if offset < self.offset:
             return
         self.offset = offset
         self._break("unreadable")

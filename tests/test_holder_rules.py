@@ -232,6 +232,19 @@ def test_a_connector_shows_in_the_metrics_until_the_life_ends() -> None:
     assert {row.life_id: row.kv_connector for row in rank.rows()}["two"] is None
 
 
+def test_a_message_that_counting_gives_up_on_is_unreadable_to_its_rank() -> None:
+    rank = Rank()
+    rank.batch(0, store(A))
+    broken: Any = None
+    with pytest.raises(TypeError):
+        rank.batch(1, Op("STORE", 0, "GPU", block_ids=broken))
+    rank.core.unreadable(rank.offset)
+    rank.batch(2, remove(A))
+    (row,) = rank.rows()
+    assert "unreadable" in row.reasons
+    assert row.observed_us < 2 * SECOND
+
+
 def test_rows_say_why_they_are_less_than_exact() -> None:
     rank = Rank(declared(reuse_reporting="unlabelled"))
     rank.seq = 4
