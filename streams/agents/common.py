@@ -127,16 +127,9 @@ class Agent(Generic[R]):
 
     def _read(self, message: Message) -> None:
         try:
-            record = codec.decode(message.value or b"", self._kind)
-        except codec.CodecError as error:
-            self.poisoned += 1
-            log.warning("%s[%d] offset %d set aside: %s", self.topic.name, message.partition, message.offset, error)
-            self._set_aside(message, str(error))
-            return
-        try:
-            self.count(record, message.partition, message.offset)
+            self.count(codec.decode(message.value or b"", self._kind), message.partition, message.offset)
             self.applied += 1
-        except KvcensusError as error:
+        except KvcensusError as error:  # no record of this kind, or one that cannot be true
             self.poisoned += 1
             log.warning("%s[%d] offset %d set aside: %s", self.topic.name, message.partition, message.offset, error)
             self._set_aside(message, str(error))
