@@ -602,7 +602,8 @@ class DuplicateWindow(msgspec.Struct, gc=False):
     summed over the ranks: where it exceeds what the ranks' own last batches are behind, changes are on their way.
 
     ``expected_ranks`` are those that had been heard of and had not departed; ``observed_us`` is summed over them, so that coverage is
-    ``observed_us`` / (``expected_ranks`` x (``as_of_us`` - ``window_start_us``)). ``register`` is the weaker of ``inside_register`` and
+    ``observed_us`` / (``expected_ranks`` x (``as_of_us`` - ``window_start_us``)). ``key_epoch`` is the one in which all expected ranks made
+    their ids (null: there are several, or no rank was expected). ``register`` is the weaker of ``inside_register`` and
     ``between_register``. Bytes are null where the size of a block is not known of every rank that bears a copy. ``late_changes``: changes
     that came so late that they count at a later time than their own, up to now.
     """
@@ -646,6 +647,7 @@ class DuplicateWindow(msgspec.Struct, gc=False):
     extra_bytes_max: int | None = None
     inside_bytes_end: int | None = None
     between_bytes_end: int | None = None
+    key_epoch: int | None = None
 
 
 class SharedPrefix(msgspec.Struct, gc=False):
@@ -700,6 +702,22 @@ class DeadLetter(msgspec.Struct, gc=False):
     payload_bytes: int
 
 
+class Deploy(msgspec.Struct, gc=False):
+    """A label and an instant that somebody declared, on ``kvcensus.deploys``; replaces a lower ``version`` of the same ``deploy_id``.
+
+    ``at_us`` is engine time. ``workload`` and ``model`` are what it concerned (null: all). ``version`` is when the record was written, in
+    microseconds of the writer's clock, and above that of the record before. ``removed``: it was taken back.
+    """
+
+    deploy_id: str
+    version: int
+    label: str
+    at_us: int
+    workload: str | None = None
+    model: str | None = None
+    removed: bool = False
+
+
 Record = (
     RankMessage
     | Lifecycle
@@ -711,6 +729,7 @@ Record = (
     | DuplicateWindow
     | SharedPrefix
     | DeadLetter
+    | Deploy
 )
 
 

@@ -40,6 +40,14 @@ DUPLICATE_WINDOWS = Topic("kvcensus.duplicate-windows", records.DuplicateWindow,
 SHARED_PREFIXES = Topic("kvcensus.shared-prefixes", records.SharedPrefix, "place", config=_KEPT)
 DEAD_LETTERS = Topic("kvcensus.dead-letters", records.DeadLetter, "topic, partition and offset", config=_KEPT)
 
+DEPLOYS = Topic(
+    "kvcensus.deploys",
+    records.Deploy,
+    "deploy id",
+    single_partition=True,
+    config={"cleanup.policy": "compact", "max.message.bytes": str(MAX_MESSAGE_BYTES)},
+)
+
 DEAD_LETTER_BYTES = 256 * 1024
 """So much of a payload that could not be used is kept."""
 
@@ -54,6 +62,7 @@ RECORD_TOPICS = (
     DUPLICATE_WINDOWS,
     SHARED_PREFIXES,
     DEAD_LETTERS,
+    DEPLOYS,
 )
 
 DEFAULT_PARTITIONS = 4

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from schemas.records import Breach, DeadLetter, DuplicateWindow, GroupCounters, RankWindow, Recompute, SharedPrefix
+from schemas.records import Breach, DeadLetter, Deploy, DuplicateWindow, GroupCounters, RankWindow, Recompute, SharedPrefix
 from sql.columns import ColumnBatch
 
 GROUP_FIELDS: tuple[str, ...] = GroupCounters.__struct_fields__
@@ -165,3 +165,11 @@ class DeadLetterColumns(_NamedColumns):
 
     table = "dead_letters"
     record = DeadLetter
+
+
+class DeployColumns(_NamedColumns):
+    """``deploys``: one row per record."""
+
+    table = "deploys"
+    record = Deploy
+    renamed: ClassVar[dict[str, str]] = {"at_us": "at"}

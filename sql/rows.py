@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from schemas.records import (
     DeadLetter,
+    Deploy,
     DuplicateWindow,
     EngineMetrics,
     Lifecycle,
@@ -27,10 +28,17 @@ from schemas.records import (
 from sql.block_rows import BlockEventColumns
 from sql.columns import ColumnBatch
 from sql.fact_rows import BatchColumns, RankMessageColumns
-from sql.result_rows import DeadLetterColumns, DuplicateWindowColumns, RankWindowColumns, RecomputeColumns, SharedPrefixColumns
+from sql.result_rows import (
+    DeadLetterColumns,
+    DeployColumns,
+    DuplicateWindowColumns,
+    RankWindowColumns,
+    RecomputeColumns,
+    SharedPrefixColumns,
+)
 from sql.said_rows import EngineMetricsColumns, LifecycleColumns, RankEventColumns
 
-Row = RankWindow | Recompute | DuplicateWindow | SharedPrefix | DeadLetter | Lifecycle | EngineMetrics | RankMessage
+Row = RankWindow | Recompute | DuplicateWindow | SharedPrefix | DeadLetter | Deploy | Lifecycle | EngineMetrics | RankMessage
 """A record that has a table."""
 
 
@@ -43,6 +51,7 @@ class TableRows:
         self.duplicate_windows = DuplicateWindowColumns()
         self.shared_prefixes = SharedPrefixColumns()
         self.dead_letters = DeadLetterColumns()
+        self.deploys = DeployColumns()
         self.lifecycle = LifecycleColumns()
         self.engine_metrics = EngineMetricsColumns()
         self.block_events = BlockEventColumns()
@@ -76,6 +85,8 @@ class TableRows:
             self.shared_prefixes.add(record)
         elif isinstance(record, DeadLetter):
             self.dead_letters.add(record)
+        elif isinstance(record, Deploy):
+            self.deploys.add(record)
         elif isinstance(record, EngineMetrics):
             self.engine_metrics.add(record)
         else:
@@ -102,6 +113,7 @@ class TableRows:
             self.duplicate_windows,
             self.shared_prefixes,
             self.dead_letters,
+            self.deploys,
             self.lifecycle,
             self.engine_metrics,
             self.block_events,

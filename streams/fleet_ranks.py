@@ -145,6 +145,7 @@ class Coverage:
     inside: Register
     between: Register
     register: Register
+    key_epoch: int | None
 
 
 @dataclass(slots=True)
@@ -299,13 +300,15 @@ class FleetRanks:
         single = not self._two_held_since or self._two_held_since >= end
         if single and expected:
             reasons.add("single_holder")
+        epochs = {facts.at(start).key[0] if facts.told else None for facts in expected}
         uncomparable, split = _comparable([(facts.rank[0], facts.at(start)) for facts in expected])
         unmeasured = single or bool(reasons & SPOILS_FIGURE)
         best: Register = "lower_bound" if reasons & (SPOILS_EXACTNESS | UNSETTLED) else "exact"
         inside: Register = "indeterminate" if unmeasured or split else best
         between: Register = "indeterminate" if unmeasured or uncomparable else best
         both: Register = "indeterminate" if "indeterminate" in (inside, between) else best
-        return Coverage(len(expected), observed, sorted(reasons | uncomparable), inside, between, both)
+        epoch = epochs.pop() if len(epochs) == 1 else None
+        return Coverage(len(expected), observed, sorted(reasons | uncomparable), inside, between, both, epoch)
 
     def _windows(self, start: int, end: int) -> Iterable[int]:
         if end - start <= self._window_us:

@@ -427,6 +427,7 @@ class _Drain:
             register=coverage.register,
             inside_register=coverage.inside,
             between_register=coverage.between,
+            key_epoch=coverage.key_epoch,
             reasons=coverage.reasons,
             late_changes=self._late_changes,
         )

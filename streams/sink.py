@@ -19,6 +19,7 @@ from schemas import codec
 from schemas.errors import KvcensusError
 from schemas.records import (
     DeadLetter,
+    Deploy,
     DuplicateWindow,
     EngineMetrics,
     Lifecycle,
@@ -30,6 +31,7 @@ from schemas.records import (
 from schemas.topics import (
     BATCHES,
     DEAD_LETTERS,
+    DEPLOYS,
     DUPLICATE_WINDOWS,
     ENGINE_METRICS,
     LIFECYCLE,
@@ -62,7 +64,7 @@ _STOP_SECONDS = 6.0
 _LETTER_SECONDS = 10.0
 _LETTER_BYTES = 8 * 1024 * 1024
 
-Sunk = RankWindow | Recompute | DuplicateWindow | SharedPrefix | DeadLetter | Lifecycle | EngineMetrics | RankMessage
+Sunk = RankWindow | Recompute | DuplicateWindow | SharedPrefix | DeadLetter | Deploy | Lifecycle | EngineMetrics | RankMessage
 
 KINDS: Mapping[str, type[Sunk]] = {
     RANK_WINDOWS.name: RankWindow,
@@ -70,6 +72,7 @@ KINDS: Mapping[str, type[Sunk]] = {
     DUPLICATE_WINDOWS.name: DuplicateWindow,
     SHARED_PREFIXES.name: SharedPrefix,
     DEAD_LETTERS.name: DeadLetter,
+    DEPLOYS.name: Deploy,
     LIFECYCLE.name: Lifecycle,
     ENGINE_METRICS.name: EngineMetrics,
     BATCHES.name: RankMessage,

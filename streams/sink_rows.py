@@ -10,6 +10,7 @@ from schemas.errors import KvcensusError
 from schemas.topics import (
     BATCHES,
     DEAD_LETTERS,
+    DEPLOYS,
     DUPLICATE_WINDOWS,
     ENGINE_METRICS,
     LIFECYCLE,
@@ -51,6 +52,7 @@ class Origins:
             DUPLICATE_WINDOWS.name: (rows.duplicate_windows,),
             SHARED_PREFIXES.name: (rows.shared_prefixes,),
             DEAD_LETTERS.name: (rows.dead_letters,),
+            DEPLOYS.name: (rows.deploys,),
             LIFECYCLE.name: (rows.lifecycle,),
             ENGINE_METRICS.name: (rows.engine_metrics,),
             BATCHES.name: (rows.block_events, rows.batches_of_ranks, rows.rank_messages, rows.rank_events),

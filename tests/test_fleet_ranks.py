@@ -35,12 +35,17 @@ def seen(fleet: FleetRanks) -> Coverage:
 
 
 def test_all_seen_is_exact() -> None:
-    assert seen(two()) == Coverage(2, 2 * W, [], "exact", "exact", "exact")
+    assert seen(two()) == Coverage(2, 2 * W, [], "exact", "exact", "exact", 0)
 
 
 def test_a_rank_is_expected_from_the_window_in_which_it_was_first_heard_of() -> None:
-    assert seen(two(first=2 * W - 1)) == Coverage(2, W + 1, ["coverage"], "lower_bound", "lower_bound", "lower_bound")
+    assert seen(two(first=2 * W - 1)) == Coverage(2, W + 1, ["coverage"], "lower_bound", "lower_bound", "lower_bound", 0)
     assert seen(two(first=2 * W, held=2 * W)).expected == 1
+
+
+def test_several_key_epochs_are_none() -> None:
+    assert seen(two(key_epoch=1)).key_epoch is None
+    assert FleetRanks(W).coverage(0, W, W, complete=True).key_epoch is None
 
 
 def departed(at: int, back: int | None = None) -> int:
