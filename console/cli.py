@@ -22,8 +22,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("console.commands.simulate:simulate", "Serve a capture, a trace or a synthetic fleet as vLLM would."),
     "report": ("console.commands.report:report", "The figures of capture files, without broker or database."),
     "show": ("console.commands.show:show", "Repeat compute, duplicates, ranks and coverage from ClickHouse."),
+    "deploy": ("console.commands.deploy:deploy", "Declare deploys, and list them."),
     "reclassify": ("console.commands.reclassify:reclassify", "Count stored facts again by the present rules."),
     "sql": ("console.commands.sql:sql", "Run one query on the figures' tables and views."),
+    "export": ("console.commands.export:export", "Write tables and views as Parquet, one file a day."),
     "migrate": ("console.commands.migrate:migrate", "Create or update the ClickHouse schema."),
     "topics": ("console.commands.topics:topics", "Create or check the Kafka topics."),
 }

@@ -15,9 +15,9 @@ from console.detail_tables import render_recomputes
 from console.figure_tables import Part, console_for_output, render
 from console.option_types import RankName
 from console.store_options import engine_time, store_options
-from schemas.errors import KvcensusError
+from console.store_reading import why_no_schema, why_no_store
 from schemas.records import rank_key
-from sql import drilldown, migrate, store
+from sql import drilldown, store
 from sql.database import Database, StoreError
 from sql.figures import By, Totals, assemble, load
 from sql.times import iso
@@ -124,25 +124,14 @@ class _Reader:
 
     def totals(self, by: By | None, prefixes: int) -> tuple[Totals, str | None]:
         """The totals, and a sentence if there are none."""
-        data_dir = self._store[1]
         empty = Totals(settle_span(*self._asked, None, None), self._asked, self._version, [], [], [], by)
-        if not store.exists(*self._store):
-            left = data_dir / "demo"
-            if store.exists(None, left):
-                return empty, f"No figures here: nothing runs on {data_dir}. Those of the last demo: --data-dir {left}"
-            return (
-                empty,
-                f"No figures yet: there is no store in {data_dir}. Start `kvcensus demo` or a worker, or name one with --data-dir.",
-            )
+        if (nothing := why_no_store(*self._store)) is not None:
+            return empty, nothing
         with store.connect(*self._store) as database:
             try:
                 totals = load(database, *self._asked, by, semantics_version=self._version, prefixes=prefixes)
             except StoreError as error:
-                if migrate.applied(database) and migrate.pending(database):
-                    raise KvcensusError(f"{database.place}: the schema is of an earlier version; run `kvcensus migrate`") from error
-                if not error.schema_missing:
-                    raise
-                return empty, f"No figures yet: the schema has not been created in {database.place}. Run `kvcensus migrate`."
+                return empty, why_no_schema(database, error)
             counted = any(life.life_id for life in totals.lives) or totals.duplicates
             return totals, None if counted else self._why_nothing(database, totals)
 

@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 import click
 
 from console.broker import find_bootstrap_servers
-from console.option_types import Folder
+from console.kafka_options import kafka_options
 from console.topic_admin import TopicsReport, check_topics, create_topics
 from schemas import environment
 from schemas.errors import KvcensusError
 from schemas.topics import DEFAULT_PARTITIONS
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _shared_options(command: Callable[P, T]) -> Callable[P, T]:
-    """Options that both subcommands have."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines."),
-        click.option(
-            "--data-dir",
-            type=Folder(),
-            envvar=environment.DATA_DIR,
-            help="Where to look for a running embedded broker.",
-        ),
-        click.option("--kafka-option", "kafka_option", multiple=True, metavar="KEY=VALUE", help="A librdkafka property; repeatable."),
-        click.option(
-            "--bootstrap-servers",
-            envvar=environment.BOOTSTRAP_SERVERS,
-            metavar="HOST:PORT[,…]",
-            help="Kafka. Default: the embedded broker of the data folder.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 @click.group()
@@ -55,7 +28,7 @@ def topics() -> None:
     help=f"Partitions of each topic. Default: as the existing ones have, else {DEFAULT_PARTITIONS}.",
 )
 @click.option("--replication-factor", type=click.IntRange(1, 100), help="Default: the broker's own.")
-@_shared_options
+@kafka_options
 def create(
     partitions: int | None,
     replication_factor: int | None,
@@ -75,7 +48,7 @@ def create(
 
 @topics.command()
 @click.option("--partitions", type=click.IntRange(1, 10_000), help="What to compare with. Default: as most of the topics have.")
-@_shared_options
+@kafka_options
 def check(
     partitions: int | None, bootstrap_servers: str | None, kafka_option: tuple[str, ...], data_dir: Path | None, as_json: bool
 ) -> None:
