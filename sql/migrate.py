@@ -3,6 +3,8 @@
 A file's statements are all of the kind that may run twice (IF NOT EXISTS, OR REPLACE), because ClickHouse has no
 transaction over several statements: a run that was cut short, or two started at once, only repeat what was done.
 A file is recorded after its last statement. A recorded file whose text has changed since is an error.
+
+A database is set up for one server or for a cluster (:mod:`sql.cluster`), by its first migration, and says so itself ever after.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from datetime import datetime
 from importlib.resources import files
 
 from schemas.errors import KvcensusError
+from sql import cluster as clusters
+from sql import retention
+from sql.cluster import Cluster
 from sql.database import Database, StoreError
+from sql.retention import Wanted
 from sql.statements import split
 
 _NAME = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
@@ -33,6 +39,9 @@ ENGINE = MergeTree
 ORDER BY (number, checksum)
 COMMENT 'Which files of sql/migrations were applied, and when.'
 """
+
+_RETENTION = 10
+"""The file that sets how long rows are kept, where nobody said so before."""
 
 
 @dataclass(frozen=True)
@@ -137,23 +146,106 @@ def pending(database: Database, migrations: Sequence[Migration] | None = None) -
     return [migration for migration in ours if migration.number not in done]
 
 
-def apply(database: Database, migrations: Sequence[Migration] | None = None) -> list[Migration]:
+@dataclass(frozen=True)
+class SetUp:
+    """What a database was set up for: one server, or the cluster of that name (``None``: the first migration was cut short before that)."""
+
+    clustered: bool
+    cluster: str | None = None
+
+    @property
+    def mode(self) -> str:
+        """``single`` or ``cluster``."""
+        return "cluster" if self.clustered else "single"
+
+
+def set_up(database: Database) -> SetUp | None:
+    """What ``database`` itself says it was set up for; ``None`` where the schema has not been created."""
+    try:
+        rows = database.query(
+            "SELECT name, engine_full FROM system.tables WHERE database = currentDatabase() AND (name = {history:String} "
+            "OR engine = 'Distributed') ORDER BY name",
+            {"history": clusters.HISTORY},
+        ).rows
+    except StoreError as error:
+        if error.schema_missing:
+            return None
+        raise
+    engines: dict[str, str] = dict(rows)
+    if clusters.HISTORY not in engines:
+        return None
+    names = [name for engine in engines.values() if (name := clusters.cluster_of(engine)) is not None]
+    # Its path tells ours from one that a server of its own accord replicates, where nothing is to be done for that.
+    begun = clusters.history_path(database.name) in engines[clusters.HISTORY]
+    return SetUp(bool(names) or begun, names[0] if names else None)
+
+
+def cluster_for(database: Database, asked: str | None) -> Cluster | None:
+    """The cluster to go on with; ``None``: one server. ``asked`` is what the user named, if anything.
+
+    Raises :class:`KvcensusError` if that is not what the database was set up for, or if nobody says which cluster it is.
+    """
+    found = set_up(database)
+    if asked is not None and database.kind != "server":
+        raise KvcensusError("a cluster is of ClickHouse servers: name one of them with --clickhouse-url; the embedded store is one process")
+    if found is None:
+        return None if asked is None else Cluster(asked, database.name)
+    if not found.clustered:
+        if asked is not None:
+            raise KvcensusError(
+                f"the database {database.name} was set up for one server, not for the cluster {asked}: its tables cannot become those of "
+                "a cluster; name another database, or leave the cluster out"
+            )
+        return None
+    name = found.cluster or asked
+    if name is None:
+        raise KvcensusError(
+            f"the database {database.name} was begun for a cluster and the first migration was cut short: "
+            "run `kvcensus migrate --cluster NAME` again"
+        )
+    if asked not in (None, name):
+        raise KvcensusError(f"the database {database.name} was set up for the cluster {name}, not for {asked}")
+    return Cluster(name, database.name)
+
+
+def statements_of(migration: Migration, cluster: Cluster | None) -> list[str]:
+    """What runs when ``migration`` is applied to one server, or to ``cluster``."""
+    return migration.statements if cluster is None else clusters.rewrite(migration.statements, cluster)
+
+
+def apply(
+    database: Database,
+    migrations: Sequence[Migration] | None = None,
+    *,
+    cluster: str | None = None,
+    keep: Wanted | None = None,
+) -> list[Migration]:
     """Bring the schema up to date; returns what was applied now. May run twice, and beside another run of the same.
 
-    Raises :class:`KvcensusError` as :func:`pending` does, and naming the statement that failed.
+    ``cluster`` is for the first time: from then on the database itself says what it was set up for. ``keep`` is what
+    :func:`retention.apply` is going to be told next, so that nothing goes by the defaults before that.
+
+    Raises :class:`KvcensusError` as :func:`pending` and :func:`cluster_for` do, and naming the statement that failed.
     """
+    on = cluster_for(database, cluster)
     if database.can_write:
         database.create_database()
-        database.command(_HISTORY)
+        if on is not None:
+            database.command(clusters.create_database(on))
+        database.command(_HISTORY if on is None else clusters.history(_HISTORY, on))
     todo = pending(database, migrations)
     if todo and not database.can_write:
         raise KvcensusError(
             f"{len(todo)} migrations are pending, but {database.place} can only be asked: its owner applies them when it starts"
         )
     for migration in todo:
-        for position, statement in enumerate(migration.statements, 1):
+        statements = migration.statements
+        if migration.number == _RETENTION:
+            statements = retention.defaults(statements, retention.in_force(database), keep or {})
+        for position, statement in enumerate(statements, 1):
             try:
-                database.command(statement)
+                for each in [statement] if on is None else clusters.rewrite([statement], on):
+                    database.command(each)
             except StoreError as error:
                 raise StoreError(f"migration {migration.number:04d}_{migration.name}, statement {position}: {error}", error.code) from error
         database.insert("schema_migrations", ("number", "name", "checksum"), ([migration.number], [migration.name], [migration.checksum]))

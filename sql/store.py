@@ -35,6 +35,21 @@ OWNER_PATIENCE_S = 30.0
 
 _LOCK_POLL_S = 0.1
 
+_READS: Mapping[str, Any] = {"distributed_product_mode": "global"}
+"""On a cluster a table that a query looks up is read over all shards, once, and not on each of them alone."""
+
+_WRITES: Mapping[str, Any] = {
+    **_READS,
+    # A batch of played-back data may span years; the server's limit is there for tables partitioned by mistake.
+    "throw_on_max_partitions_per_insert_block": 0,
+    # On a cluster an insert has ended when the rows are on their shards, not when the node that was asked has noted to send them.
+    "insert_distributed_sync": 1,
+    "parallel_distributed_insert_select": 0,
+    # A batch that comes again after a crash must run through the materialized views again; its rows replace themselves.
+    "insert_deduplicate": 0,
+}
+"""Of every insert and statement that changes something. A server takes what it knows and lets the user set."""
+
 HANDSHAKE_S, QUERY_S = 15, 300
 """How long a ClickHouse server may be silent: at the first question, and later."""
 
@@ -107,14 +122,20 @@ class HttpDatabase(Database):
         self._client = client
         self._types: dict[tuple[str, ...], Sequence[Any]] = {}
 
-    def _settings(self, final: bool) -> dict[str, Any] | None:
-        return {"final": 1} if final and self.can_write else None  # an owner reads so anyway
+    def _reading(self, final: bool) -> dict[str, Any] | None:
+        if not self.can_write:
+            return None  # an owner reads as if final anyway, and lets nobody set anything
+        return self._taken(_READS) | ({"final": 1} if final else {})
+
+    def _taken(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        known = self._client.server_settings
+        return {name: value for name, value in settings.items() if name in known and not known[name].readonly}
 
     def query(self, sql: str, parameters: Mapping[str, Any] | None = None, *, final: bool = False) -> QueryResult:
         """See :class:`Database`."""
         text = require_read_only(sql)
         try:
-            return read(self._client, text, parameters, self._settings(final))
+            return read(self._client, text, parameters, self._reading(final))
         except (ClickHouseError, OSError) as error:
             raise store_error(error, "query", self.place) from error
 
@@ -122,18 +143,15 @@ class HttpDatabase(Database):
         """See :class:`Database`."""
         text = require_read_only(sql)
         try:
-            return read_arrow(self._client, text, parameters, self._settings(final))
+            return read_arrow(self._client, text, parameters, self._reading(final))
         except (ClickHouseError, OSError) as error:
             raise store_error(error, "query", self.place) from error
 
     def insert(self, table: str, column_names: Sequence[str], columns: Sequence[Sequence[Any]]) -> int:
         """See :class:`Database`."""
         self._require_writable()
-        # A batch of played-back data may span years; the server's limit is there for tables partitioned by mistake.
-        limit = self._client.server_settings.get("throw_on_max_partitions_per_insert_block")
-        settings = {"throw_on_max_partitions_per_insert_block": 0} if limit is not None and not limit.readonly else None
         try:
-            return insert(self._client, self._types, table, column_names, columns, settings)
+            return insert(self._client, self._types, table, column_names, columns, self._taken(_WRITES))
         except (ClickHouseError, OSError) as error:
             raise store_error(error, f"insert into {table}", self.place) from error
 
@@ -141,7 +159,7 @@ class HttpDatabase(Database):
         """See :class:`Database`."""
         self._require_writable()
         try:
-            self._client.command(sql)
+            self._client.command(sql, settings=self._taken(_WRITES))
         except (ClickHouseError, OSError) as error:
             raise store_error(error, "statement", self.place) from error
 

@@ -184,8 +184,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert run().count("applied ") == count
     assert run() == "up to date\n"
     assert "nothing to apply" in run("--dry-run")
-    assert json.loads(run("--json")) == {"applied": []}
-    states = json.loads(run("--status", "--json"))["migrations"]
+    assert json.loads(run("--json")) == {"applied": [], "retention": []}
+    shown = json.loads(run("--status", "--json"))
+    assert (shown["mode"], shown["cluster"]) == ("single", None)
+    assert "set up for one server" in run("--status")
+    states = shown["migrations"]
     assert [each["state"] for each in states] == ["applied"] * count
     assert all(each["applied_at"].endswith("Z") for each in states)
     assert runner.invoke(command, ["--dry-run", "--status", *options]).exit_code == 2
