@@ -38,6 +38,7 @@ __all__ = [
     "load",
     "primary_group",
     "reason_text",
+    "span_document",
     "totals_from_records",
 ]
 
@@ -56,7 +57,7 @@ def assemble(totals: Totals) -> Document:
     fleet_repeat = repeat_compute(totals.lives, span)
     fleet_duplicates = duplicate_footprint(totals, "fleet", "")
     document: Document = {
-        "span": _span(totals),
+        "span": span_document(totals),
         "semantics_version": totals.semantics_version,
         "provisional": not (all(life.final for life in totals.lives) and all(window.final for window in totals.duplicates)),
         "warnings": _warnings(totals),
@@ -81,7 +82,8 @@ def assemble(totals: Totals) -> Document:
     return document
 
 
-def _span(totals: Totals) -> Document:
+def span_document(totals: Totals) -> Document:
+    """The span of ``totals`` as it stands in documents: ISO 8601 and microseconds, and whether it was widened to whole windows."""
     span = totals.span
     since, until = totals.asked
     # A side that was not asked for is a batch's own time, not a border.

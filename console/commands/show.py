@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import click
 
+from console.commands import show_change
 from console.commands.show_coverage import show_coverage
 from console.detail_tables import render_recomputes
 from console.figure_tables import Part, console_for_output, render
@@ -25,11 +26,32 @@ from sql.total_types import PREFIXES, settle_span
 
 PARTS = ("repeat-compute", "duplicates", "prefixes", "recomputes", "ranks", "coverage", "all")
 
+CHANGES = ("deploy", "change")
+"""What is shown of two spans, each by a command of its own with arguments of its own."""
+
 _RECOMPUTES = 50
 
 
-@click.command()
-@click.argument("what", type=click.Choice(PARTS), default="all")
+class _Show(click.Command):
+    """``show``, which hands over to the commands of :data:`CHANGES` where one of them is named first."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> click.Context:
+        """The context of the command that was named."""
+        if args and args[0] in CHANGES:
+            command: click.Command = getattr(show_change, args[0])
+            return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run what ``ctx`` is of."""
+        return super().invoke(ctx) if ctx.command is self else ctx.command.invoke(ctx)
+
+
+@click.command(
+    cls=_Show,
+    epilog="`show deploy ID` holds the time before a deploy against the time after, `show change` any two spans; each has its own -h.",
+)
+@click.argument("what", type=click.Choice([*PARTS, *CHANGES]), default="all")
 @click.option(
     "--since", metavar="TIME", help="Start, engine time: ISO 8601, epoch seconds, or an age (15m, 2h, 1d). Default: the first batch."
 )
@@ -70,6 +92,8 @@ def show(
     `prefixes` are the shared prefixes with the most extra copies, `recomputes` the single blocks that were computed again. The span is in
     engine time and is widened to whole windows.
     """
+    if what in CHANGES:
+        raise click.UsageError(f"`{what}` comes before any option: kvcensus show {what} -h")
     now_us = time.time_ns() // 1000
     since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
     if since_us is not None and until_us is not None and since_us >= until_us:

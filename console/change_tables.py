@@ -1,0 +1,137 @@
+"""A change (:func:`sql.change.compare`) as tables for people: before, after and the difference, with what they stand on beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from console.escape import escaped
+from console.table_parts import CANNOT_TELL, NOTHING, REGISTERS, Document, count, number, percent, seconds, size, table
+from schemas.reasons import reason_text
+from sql.change import PARTS
+from sql.change_refusals import SIDES
+from sql.repeat_figures import CAUSES
+
+Show = Callable[[float], str]
+
+
+def render_change(document: Document, console: Console) -> None:
+    """Print ``document``."""
+    _print_heading(document, console)
+    reasons = _print_repeat(document, console) | _print_duplicates(document, console)
+    for reason in sorted(reasons):
+        console.print(f"{reason}: {reason_text(reason)}")
+
+
+def _print_heading(document: Document, console: Console) -> None:
+    deploy = document.get("deploy")
+    if deploy is not None:
+        console.print(f"Deploy {deploy['deploy_id']} at {deploy['at']}: {escaped(deploy['label'])}")
+    of = [f"{name} {escaped(document[name])}" for name in ("workload", "model") if document[name] is not None]
+    if of:
+        console.print(f"Ranks of {' and '.join(of)}")
+    for name in SIDES:
+        side = document[name]
+        absent = f", {len(side['absent_ranks'])} of them silent" if side["absent_ranks"] else ""
+        console.print(
+            f"{name:<6}  {side['span']['since']} to {side['span']['until']} ({side['length']}, {len(side['ranks'])} ranks{absent})"
+        )
+    console.print("Engine time, whole windows" + ("; that of the deploy itself counts to neither side" if deploy else ""))
+    for warning in document["warnings"]:
+        console.print(f"Warning: {escaped(warning)}.")
+    console.print()
+
+
+def _print_repeat(document: Document, console: Console) -> set[str]:
+    core = document["repeat_compute"]
+    console.print("Repeat compute, by cause (never added together)")
+    _print_refused(core, console)
+    shown = table(["cause", ""], ["before", "after", "change", "ratio"])
+    for cause in CAUSES:
+        told = core["causes"][cause]
+        name = cause.replace("_", " ")
+        if told["tokens"]["before"] is None or told["tokens"]["after"] is None:
+            known = (told["tokens"][side] for side in SIDES)
+            shown.add_row(name, "tokens", *(CANNOT_TELL if each is None else count(each) for each in known), NOTHING, NOTHING)
+            continue
+        rows: list[tuple[str, Document, Show]] = [("tokens", told["tokens"], number)]
+        if told["tokens"]["before"] or told["tokens"]["after"]:
+            rows += [
+                ("tokens per hour", told["per_hour"]["tokens"], number),
+                ("blocks", told["blocks"], number),
+                ("GPU time", told["gpu_seconds"], seconds),
+            ]
+        for place, (unit, change, show) in enumerate(rows):
+            shown.add_row("" if place else name, unit, *_cells(change, show, "no rate" if unit == "GPU time" else NOTHING))
+    console.print(shown)
+    console.print("per hour: of the time that was observed; GPU time is an estimate")
+    return _print_footing(document, "repeat_compute", console)
+
+
+def _print_duplicates(document: Document, console: Console) -> set[str]:
+    core = document["duplicate_footprint"]
+    console.print("Duplicate KV footprint, GPU: extra copies")
+    _print_refused(core, console)
+    if core["inside_instances"] is None:
+        console.print()
+        return set()
+    shown = table(["", ""], ["before", "after", "change", "ratio"])
+    for part in PARTS:
+        told = core[part]
+        rows: list[tuple[str, Document, Show]] = [
+            ("tokens, mean", told["extra_tokens"]["mean"], number),
+            ("tokens, max", told["extra_tokens"]["max"], number),
+            ("blocks, mean", told["extra_blocks"]["mean"], number),
+            ("bytes, mean", told["extra_bytes"]["mean"], size),
+        ]
+        for place, (unit, change, show) in enumerate(rows):
+            shown.add_row("" if place else part.replace("_", " "), unit, *_cells(change, show, "unknown"))
+    console.print(shown)
+    if core["comparable"]:
+        for part in PARTS:
+            for why in core[part]["refused"]:
+                console.print(f"{part.replace('_', ' ')}: not comparable: {why['text']}")
+    return _print_footing(document, "duplicate_footprint", console)
+
+
+def _print_refused(core: Document, console: Console) -> None:
+    for why in core["refused"]:
+        console.print(f"Not comparable: {why['text']}.")
+
+
+def _print_footing(document: Document, figure: str, console: Console) -> set[str]:
+    """Coverage, register and reasons of both sides; the reasons, to be explained at the end."""
+    parts = {part: document[figure][part]["register"] for part in PARTS} if figure == "duplicate_footprint" else {}
+    shown = table([""], ["coverage"])
+    for name in [part.split("_")[0] for part in parts] or ["register"]:
+        shown.add_column(name, no_wrap=True)
+    shown.add_column("reasons", overflow="fold")
+    reasons: set[str] = set()
+    for name in SIDES:
+        core = document[name][figure]
+        registers: Sequence[str] = [register[name] for register in parts.values()] or [core["register"]]
+        told = ", ".join(core["reasons"]) or NOTHING
+        shown.add_row(name, percent(core["coverage"]), *(REGISTERS[register] for register in registers), told)
+        reasons |= set(core["reasons"])
+    console.print(shown)
+    console.print()
+    return reasons
+
+
+def _cells(change: Document, show: Show, unknown: str) -> list[str]:
+    difference, ratio = change["difference"], change["ratio"]
+    return [
+        *(unknown if change[side] is None else show(change[side]) for side in SIDES),
+        NOTHING if difference is None else _signed(difference, show),
+        NOTHING if ratio is None else _ratio(ratio),
+    ]
+
+
+def _signed(difference: float, show: Show) -> str:
+    sign = "+" if difference > 0 else "-" if difference < 0 else ""
+    return sign + show(abs(difference))
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.2f}"
