@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from console.escape import escaped
-from console.table_parts import CANNOT_TELL, NOTHING, REGISTERS, Document, count, number, percent, seconds, size, table
+from console.table_parts import CANNOT_TELL, NOTHING, REGISTERS, UNKNOWN, Document, number, percent, seconds, size, table
 from schemas.reasons import reason_text
 from sql.change import PARTS
 from sql.change_refusals import SIDES
@@ -34,9 +34,8 @@ def _print_heading(document: Document, console: Console) -> None:
     for name in SIDES:
         side = document[name]
         absent = f", {len(side['absent_ranks'])} of them silent" if side["absent_ranks"] else ""
-        console.print(
-            f"{name:<6}  {side['span']['since']} to {side['span']['until']} ({side['length']}, {len(side['ranks'])} ranks{absent})"
-        )
+        since, until = (side["span"][end].replace(".000000Z", "Z") for end in ("since", "until"))
+        console.print(f"{name:<6}  {since} to {until} ({side['length']}, {len(side['ranks'])} ranks{absent})")
     console.print("Engine time, whole windows" + ("; that of the deploy itself counts to neither side" if deploy else ""))
     for warning in document["warnings"]:
         console.print(f"Warning: {escaped(warning)}.")
@@ -51,21 +50,17 @@ def _print_repeat(document: Document, console: Console) -> set[str]:
     for cause in CAUSES:
         told = core["causes"][cause]
         name = cause.replace("_", " ")
-        if told["tokens"]["before"] is None or told["tokens"]["after"] is None:
-            known = (told["tokens"][side] for side in SIDES)
-            shown.add_row(name, "tokens", *(CANNOT_TELL if each is None else count(each) for each in known), NOTHING, NOTHING)
-            continue
-        rows: list[tuple[str, Document, Show]] = [("tokens", told["tokens"], number)]
-        if told["tokens"]["before"] or told["tokens"]["after"]:
-            rows += [
-                ("tokens per hour", told["per_hour"]["tokens"], number),
-                ("blocks", told["blocks"], number),
-                ("GPU time", told["gpu_seconds"], seconds),
-            ]
+        tokens = told["tokens"]
+        rows: list[tuple[str, Document, Show]] = [("tokens", tokens, _quantity)]
+        if tokens["before"] or tokens["after"]:
+            if told["comparable"]:
+                rows.append(("per hour", told["per_hour"]["tokens"], _quantity))
+            rows += [("blocks", told["blocks"], _quantity), ("GPU time", told["gpu_seconds"], seconds)]
         for place, (unit, change, show) in enumerate(rows):
-            shown.add_row("" if place else name, unit, *_cells(change, show, "no rate" if unit == "GPU time" else NOTHING))
+            unknown = ["no rate" if unit == "GPU time" else CANNOT_TELL if _seen(document[side]) else NOTHING for side in SIDES]
+            shown.add_row("" if place else name, unit, *_cells(change, show, unknown))
     console.print(shown)
-    console.print("per hour: of the time that was observed; GPU time is an estimate")
+    console.print("per hour: tokens per hour that was observed; GPU time is an estimate")
     return _print_footing(document, "repeat_compute", console)
 
 
@@ -79,14 +74,20 @@ def _print_duplicates(document: Document, console: Console) -> set[str]:
     shown = table(["", ""], ["before", "after", "change", "ratio"])
     for part in PARTS:
         told = core[part]
-        rows: list[tuple[str, Document, Show]] = [
-            ("tokens, mean", told["extra_tokens"]["mean"], number),
-            ("tokens, max", told["extra_tokens"]["max"], number),
-            ("blocks, mean", told["extra_blocks"]["mean"], number),
-            ("bytes, mean", told["extra_bytes"]["mean"], size),
-        ]
+        tokens = told["extra_tokens"]
+        rows: list[tuple[str, Document, Show]] = [("tokens, mean", tokens["mean"], _quantity)]
+        if any(tokens[name][side] for name in ("mean", "max") for side in SIDES):
+            rows += [
+                ("tokens, max", tokens["max"], _quantity),
+                ("blocks, mean", told["extra_blocks"]["mean"], _quantity),
+                ("bytes, mean", told["extra_bytes"]["mean"], size),
+            ]
         for place, (unit, change, show) in enumerate(rows):
-            shown.add_row("" if place else part.replace("_", " "), unit, *_cells(change, show, "unknown"))
+            shown.add_row(
+                "" if place else part.replace("_", " "),
+                unit,
+                *_cells(change, show, [UNKNOWN if _seen(document[side]) else NOTHING for side in SIDES]),
+            )
     console.print(shown)
     if core["comparable"]:
         for part in PARTS:
@@ -119,10 +120,15 @@ def _print_footing(document: Document, figure: str, console: Console) -> set[str
     return reasons
 
 
-def _cells(change: Document, show: Show, unknown: str) -> list[str]:
+def _seen(side: Document) -> bool:
+    """Whether any rank of the side sent anything."""
+    return len(side["ranks"]) > len(side["absent_ranks"])
+
+
+def _cells(change: Document, show: Show, unknown: Sequence[str]) -> list[str]:
     difference, ratio = change["difference"], change["ratio"]
     return [
-        *(unknown if change[side] is None else show(change[side]) for side in SIDES),
+        *(other if change[side] is None else show(change[side]) for side, other in zip(SIDES, unknown, strict=True)),
         NOTHING if difference is None else _signed(difference, show),
         NOTHING if ratio is None else _ratio(ratio),
     ]
@@ -131,6 +137,11 @@ def _cells(change: Document, show: Show, unknown: str) -> list[str]:
 def _signed(difference: float, show: Show) -> str:
     sign = "+" if difference > 0 else "-" if difference < 0 else ""
     return sign + show(abs(difference))
+
+
+def _quantity(value: float) -> str:
+    """A count or a mean; of a large one no fraction."""
+    return number(round(value) if value >= 1000 or value == 0 else value)
 
 
 def _ratio(ratio: float) -> str:

@@ -132,13 +132,10 @@ def compare(before: Totals, after: Totals, cut: Cut | None = None, min_coverage:
 
 def change(before: float | None, after: float | None, *, comparable: bool) -> Document:
     """A value before and after; ``difference`` = after - before, ``ratio`` = after / before (``None`` where before is 0)."""
-    told = comparable and before is not None and after is not None
-    return {
-        "before": before,
-        "after": after,
-        "difference": after - before if told and before is not None and after is not None else None,
-        "ratio": after / before if told and before and after is not None else None,
-    }
+    told = {"before": before, "after": after}
+    if not comparable or before is None or after is None:
+        return told | {"difference": None, "ratio": None}
+    return told | {"difference": after - before, "ratio": after / before if before else None}
 
 
 def _empty(sides: Sequence[_Side], cut: Cut) -> list[Document]:
@@ -162,7 +159,7 @@ def _repeat(sides: Sequence[_Side], cut: Cut, min_coverage: float, warnings: lis
 
 
 def _cause(sides: Sequence[_Side], cause: str, comparable: bool, min_coverage: float, warnings: list[str]) -> Document:
-    counted: list[Document] = [side.repeat[cause] or {} for side in sides]
+    counted: list[Document] = [(side.repeat[cause] if side.seen else None) or {} for side in sides]
     refused = [
         refusal("cannot_tell", f"the stream {name} does not tell {cause} recomputes")
         for name, each in zip(SIDES, counted, strict=True)
@@ -250,7 +247,8 @@ def _part(sides: Sequence[_Side], cores: Sequence[Document], part: str, comparab
     long = sides[0].totals.span.length_us == sides[1].totals.span.length_us
 
     def level(unit: str, name: str) -> Document:
-        return change(*(figure[f"extra_{unit}"][name] for figure in figures), comparable=told and (long or name == "mean"))
+        values = (figure[f"extra_{unit}"][name] if side.seen else None for side, figure in zip(sides, figures, strict=True))
+        return change(*values, comparable=told and (long or name == "mean"))
 
     return {
         "comparable": told,

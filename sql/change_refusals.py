@@ -70,8 +70,8 @@ def keyed_differently(sides: Sequence[Sequence[LifeTotals]]) -> list[Document]:
     """Both sides must have their ids made with the same keys, and no rank may have changed its own."""
     used = [keys(lives) for lives in sides]
     if used[0] != used[1]:
-        epochs = [_epochs(each) for each in used]
-        how = f"epoch {epochs[0]} before, {epochs[1]} after" if epochs[0] != epochs[1] else f"epoch {epochs[0]}, but not one key"
+        before, after = map(_epochs, used)
+        how = f"epoch {before} before, {after} after" if before != after else f"epoch {before} on both sides, not the same key"
         return [refusal("key_change", f"content ids were made with different keys: {how}")]
     return _moved(sides, "key_change", "the identity key of", lambda life: (life.key_epoch, life.canary))
 

@@ -54,7 +54,7 @@ def rows(
         start, after = START_US + number * WINDOW_US, number > WINDOWS
         for rank, (instance, dp_rank) in enumerate(RANKS):
             again = 60 if after else 100
-            counted = {
+            counted: dict[str, Any] = {
                 "stored_tokens": 1000,
                 "resolved_tokens": 1000,
                 "stored_blocks": 10,
@@ -63,9 +63,8 @@ def rows(
                 "recompute_evicted_blocks": again // 10,
                 "recompute_evicted_gpu_us": again * 1000,
             }
-            said = {"instance_id": instance, "dp_rank": dp_rank, "prefill_rate": 1000.0, "prefill_rate_source": "declared"} | ranks(
-                rank, after
-            )
+            said: dict[str, Any] = {"instance_id": instance, "dp_rank": dp_rank}
+            said |= {"prefill_rate": 1000.0, "prefill_rate_source": "declared"} | ranks(rank, after)
             counters = counted | said.pop("counters", {})
             fields = {
                 "window_start_us": start,
@@ -193,7 +192,7 @@ def seen_by_half() -> Rows:
     [
         (rules(), ["rules"], ["rules"], "1 before, 2 after"),
         (rows(lambda rank, after: {"key_epoch": int(after)}), ["key_change"], ["key_change"], "epoch 0 before, 1 after"),
-        (rows(lambda rank, after: {"canary": f"c{after:d}"}), ["key_change"], ["key_change"], "epoch 0, but not one key"),
+        (rows(lambda rank, after: {"canary": f"c{after:d}"}), ["key_change"], ["key_change"], "epoch 0 on both sides, not the same key"),
         (rows(lambda rank, after: {"canary": f"c{rank}"}), [], ["key_change"] * 2, "before were made with 3 keys"),
         (
             rows(lambda rank, after: {"canary": f"c{(rank + after) % 3}"}),
@@ -243,7 +242,10 @@ def test_a_side_without_windows_is_refused() -> None:
     made = rows()
     document = compare(totals(made, Span(START_US - 10 * WINDOW_US, START_US)), totals(made, AFTER))
     assert document["refused"] == [{"reason": "no_windows", "text": "no window of any rank was counted before"}]
-    assert document["repeat_compute"]["causes"]["evicted"]["tokens"]["after"] == 1080
+    assert document["repeat_compute"]["causes"]["evicted"]["tokens"] == {"before": None, "after": 1080, "difference": None, "ratio": None}
+    inside = document["duplicate_footprint"]["inside_instances"]
+    assert inside["extra_tokens"]["mean"] == {"before": None, "after": 200, "difference": None, "ratio": None}
+    assert inside["register"]["before"] == "indeterminate"
 
 
 def test_duplicates_that_are_counted_for_half_the_span_are_refused() -> None:

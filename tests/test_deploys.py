@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 from hypothesis import given
 from hypothesis import strategies as st
 
 from console.commands.deploy import deploy as command
+from console.commands.show import show
 from console.deploy_topic import DeployTopic
 from console.deploys import NoSuchDeploy, adding, checked_label, checked_time, deploy_id, named, newest, removing
+from console.topic_admin import connect
 from schemas.errors import KvcensusError
 from schemas.records import Deploy
-from schemas.topics import DEPLOYS
+from schemas.topics import DEPLOYS, DUPLICATE_WINDOWS, RANK_WINDOWS
+from sql.times import iso
 from tests.kafka import Kafka
-from tests.test_sink import rows, sinking, until
+from tests.test_change import AT_US as WINDOWS_AT_US
+from tests.test_change import rows as windows
+from tests.test_sink import Feed, rows, sinking, until
 
 AT = "2026-01-31T12:00:00Z"
 AT_US = 1_769_860_800_000_000
@@ -169,6 +173,17 @@ def test_deploys_go_through_kafka_into_the_store(module_kafka: Kafka, tmp_path: 
         assert (again["status"], again["deploy_id"]) == ("declared_again", other)
         until(lambda: other in _ids(*listing), "the one that was declared again")
 
+        feed, (ranks, duplicates) = Feed(module_kafka), windows()
+        feed.send(RANK_WINDOWS, *ranks)
+        feed.send(DUPLICATE_WINDOWS, *duplicates)
+        flush = document("add", "flush", "--at", iso(WINDOWS_AT_US), *servers)["deploy_id"]
+        counted = "SELECT (SELECT count() FROM rank_windows), (SELECT count() FROM duplicate_windows), (SELECT count() FROM deploys)"
+        until(lambda: rows(counted, tmp_path) == [(len(ranks), len(duplicates), 4)], "windows in the store")
+        compared = CliRunner().invoke(show, ["deploy", flush[:4], "--hours", "0.01", "--data-dir", str(tmp_path), "--json"])
+        change = json.loads(compared.output)
+        assert change["comparable"], change["refused"]
+        assert change["repeat_compute"]["causes"]["evicted"]["tokens"] == {"before": 1200, "after": 720, "difference": -480, "ratio": 0.6}
+
 
 def _ids(*arguments: str) -> list[str]:
     return [each["deploy_id"] for each in document(*arguments)["deploys"]]
@@ -187,7 +202,7 @@ def test_what_cannot_be_read_on_the_topic_is_named_and_left_out(module_kafka: Ka
 
 def test_without_a_broker_or_the_topic_nothing_is_declared(module_kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last test of this module: it deletes the topic."""
-    admin = AdminClient({"bootstrap.servers": module_kafka.bootstrap_servers})
+    admin = connect(module_kafka.bootstrap_servers)
     admin.delete_topics([DEPLOYS.name], operation_timeout=10)[DEPLOYS.name].result()
     until(lambda: DEPLOYS.name not in admin.list_topics(timeout=10).topics, "the topic to go")
     failed = run("add", "x", "--bootstrap-servers", module_kafka.bootstrap_servers, code=1)
