@@ -36,7 +36,7 @@ SHARDING: Mapping[str, str] = {
     "duplicate_rollups": "cityHash64(scope, scope_key)",
     "rollup_touched": "cityHash64(source, window_start, instance_id)",
     "rollup_marks": "cityHash64(name)",
-    "rank_states": _RANK,
+    "rollup_spans": "cityHash64(source, window_start)",
     "fleet_clock": "cityHash64(semantics_version)",
 }
 """By what the rows of each table are spread over the shards. Columns of its sorting key alone: rows that replace each other must meet."""

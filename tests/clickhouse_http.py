@@ -2,6 +2,10 @@
 
 Run as a process of its own, since a process can have one embedded engine: ``python -m tests.clickhouse_http FOLDER``. It prints its
 port and serves until standard input ends. Requests are answered one at a time; the credentials must be ``tester``/``secret``.
+
+With the name of a cluster as a second argument it is the one node of that cluster: Distributed tables are the engine's own. It has no
+keeper, so ``ON CLUSTER`` is left out and replicated engines are taken as the plain ones. There is a cluster ``NAME_twice`` as well, whose
+two shards are both this node: every row is there twice, but a query must be one that several shards can answer.
 """
 
 from __future__ import annotations
@@ -39,15 +43,44 @@ _TRANSPORT = {
 }
 
 
+# The engine reads config.xml where it is started. It takes a shard for its own by the port of a listener, which here is none.
+_CONFIG = """\
+<clickhouse>
+  <tcp_port>9000</tcp_port>
+  <macros><shard>1</shard><replica>1</replica></macros>
+  <remote_servers>
+    <{cluster}>
+      <shard><internal_replication>true</internal_replication><replica><host>127.0.0.1</host><port>9000</port></replica></shard>
+    </{cluster}>
+    <{cluster}_twice>
+      <shard><internal_replication>true</internal_replication><replica><host>127.0.0.1</host><port>9000</port></replica></shard>
+      <shard><internal_replication>true</internal_replication><replica><host>127.0.0.1</host><port>9000</port></replica></shard>
+    </{cluster}_twice>
+  </remote_servers>
+</clickhouse>
+"""
+_ON_CLUSTER = re.compile(r" ON CLUSTER '[^']*'")
+_REPLICATED = re.compile(r"\bReplicated(\w*MergeTree)\('[^']*', '[^']*'(?:, )?")
+
+
+def without_keeper(statement: str) -> str:
+    """A statement for a cluster as it runs on one node that has no keeper."""
+    return _REPLICATED.sub(r"\1(", _ON_CLUSTER.sub("", statement))
+
+
 @contextmanager
-def clickhouse_server(folder: Path) -> Iterator[str]:
-    """A server on ``folder``, as a URL without a database."""
+def clickhouse_server(folder: Path, cluster: str | None = None) -> Iterator[str]:
+    """A server on ``folder``, as a URL without a database; with ``cluster`` the one node of that, its settings beside ``folder``."""
+    root = Path(__file__).parents[1]
+    if cluster is not None:
+        (folder.parent / "config.xml").write_text(_CONFIG.format(cluster=cluster), encoding="utf-8")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.clickhouse_http", str(folder)],
+        [sys.executable, "-m", "tests.clickhouse_http", str(folder), *([cluster] if cluster else [])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[1],
+        cwd=folder.parent if cluster else root,
+        env={**os.environ, "PYTHONPATH": str(root)},
     )
     try:
         assert process.stdout is not None
@@ -57,7 +90,8 @@ def clickhouse_server(folder: Path) -> Iterator[str]:
 
 
 class _Engine:
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, clustered: bool) -> None:
+        self._written: Callable[[str], str] = without_keeper if clustered else str
         chdb: Any = importlib.import_module("chdb")
         self._connect: Callable[[], Any] = lambda: chdb.connect(folder)
         self._connection: Any = self._connect()
@@ -73,7 +107,7 @@ class _Engine:
                 self._connection.query(f"USE `{database}`", "TabSeparated")
             insert = _INSERT.match(sql)
             if insert is None:
-                return bytes(self._connection.query(sql.decode(), "TabSeparated", params=parameters).bytes() or b"")
+                return bytes(self._connection.query(self._written(sql.decode()), "TabSeparated", params=parameters).bytes() or b"")
             with tempfile.NamedTemporaryFile(suffix=".native") as file:
                 file.write(sql[insert.end() :])
                 file.flush()
@@ -136,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    _Handler.engine = _Engine(sys.argv[1])
+    _Handler.engine = _Engine(sys.argv[1], len(sys.argv) > 2)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)

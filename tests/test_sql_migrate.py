@@ -22,8 +22,8 @@ from sql.store import connect
 REPEATABLE = re.compile(
     r"CREATE (TABLE|MATERIALIZED VIEW|DICTIONARY) IF NOT EXISTS|CREATE OR REPLACE VIEW|DROP (TABLE|VIEW) IF EXISTS"
     r"|ALTER TABLE \S+ ((ADD|DROP|RENAME) (COLUMN|INDEX) IF (NOT )?EXISTS|MODIFY|COMMENT|UPDATE)"
-    # Minima: the same rows once more change nothing.
-    r"|INSERT INTO known_ranks SELECT",
+    # Minima, maxima and notes of what changed: the same rows once more change nothing.
+    r"|INSERT INTO (known_ranks|fleet_clock|rollup_\w+) SELECT",
 )
 
 
@@ -103,11 +103,13 @@ def test_every_view_of_figures_says_how_they_may_be_read(database: Database) -> 
         "WHERE t.database = currentDatabase() AND (t.engine = 'View' OR t.name IN ('rank_windows', 'duplicate_windows', 'shared_prefixes'))"
     ).rows:
         columns.setdefault(name, set()).add(column)
-    del columns["life_primary_groups"]  # which group counts: no figure
+    assert {f"{side}_{word}" for side in ("before", "after") for word in ("coverage", "register")} | {"why"} <= columns.pop("deploy_effect")
+    for name in ("life_primary_groups", "interruptions", "deploys_declared"):  # no figures: which group counts, what was declared
+        del columns[name]
     for name in ("rank_windows", "duplicate_windows"):
         assert {"observed_us", "window_us"} <= columns[name]
         columns[name].add("coverage")
-    assert len(columns) == 10
+    assert len(columns) > 10
     assert {name for name, found in columns.items() if not {"coverage", "register", "reasons"} <= found} == set()
 
 
@@ -192,6 +194,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert [each["state"] for each in states] == ["applied"] * count
     assert all(each["applied_at"].endswith("Z") for each in states)
     assert runner.invoke(command, ["--dry-run", "--status", *options]).exit_code == 2
+    refused = runner.invoke(command, ["--cluster", "two", *options])
+    assert refused.exit_code == 2
+    assert "--clickhouse-url" in refused.output
 
 
 def test_beside_an_owner_the_command_reports_and_does_not_change(tmp_path: Path) -> None:
@@ -204,3 +209,35 @@ def test_beside_an_owner_the_command_reports_and_does_not_change(tmp_path: Path)
         migrate.apply(owner)
         assert runner.invoke(command, options).output == "up to date\n"
         assert "applied" in runner.invoke(command, ["--status", *options]).output
+
+
+def test_the_command_says_how_long_rows_are_kept_and_changes_it(tmp_path: Path) -> None:
+    runner = CliRunner()
+    options = ["--data-dir", str(tmp_path)]
+
+    def run(*arguments: str) -> str:
+        result = runner.invoke(command, [*arguments, *options], catch_exceptions=False)
+        assert result.exit_code == 0
+        return result.output
+
+    first = run("--keep-facts", "30d", "--keep-windows", "forever")
+    assert "kept 30 days: recomputes (was: forever)" in first
+    assert "rank_windows" not in first
+    assert run() == "up to date\n"
+    status = run("--status")
+    assert "kept  30 days  block_events" in status
+    assert "kept  forever  rank_windows" in status
+    dry = run("--dry-run", "--keep-rollups", "1y")
+    assert "ALTER TABLE rank_rollups MODIFY TTL inserted_at + INTERVAL 1 YEAR;" in dry
+    assert json.loads(run("--dry-run", "--keep-rollups", "2y", "--json"))["retention"] == []
+    document = json.loads(run("--keep-rollups", "1y", "--json"))
+    assert document["retention"][0] == {"table": "rank_rollups", "option": "--keep-rollups", "kept": "1 year", "was": "2 years"}
+    shown = json.loads(run("--status", "--json"))["retention"]
+    assert {"table": "duplicate_rollups", "option": "--keep-rollups", "kept": "1 year"} in shown
+    for wrong in (["--keep-facts", "soon"], ["--status", "--keep-facts", "1d"]):
+        assert runner.invoke(command, [*wrong, *options]).exit_code == 2
+    with connect(None, tmp_path, own=True):
+        result = runner.invoke(command, ["--keep-facts", "1d", *options])
+        assert isinstance(result.exception, KvcensusError)
+        assert "can only be asked" in str(result.exception)
+        assert runner.invoke(command, ["--keep-facts", "30d", *options]).output == "up to date\n"

@@ -76,6 +76,8 @@ def migrate(
     wanted = {group: kept for group, kept in given.items() if kept is not None}
     if show_status and wanted:
         raise click.UsageError("--status changes nothing: leave out --keep-...")
+    if cluster is not None and not clickhouse_url and not dry_run:
+        raise click.UsageError("--cluster is of ClickHouse servers: name one of them with --clickhouse-url")
     if not (dry_run or show_status):
         with store.connect(clickhouse_url, data_dir) as database:
             _migrate(database, cluster, wanted, as_json)
