@@ -83,7 +83,7 @@ class _Side:
     @property
     def provisional(self) -> bool:
         """Whether a row of it will be replaced."""
-        return not (all(life.final for life in self.totals.lives) and all(window.final for window in self.totals.duplicates))
+        return not (all(life.final for life in self.lives) and all(window.final for window in self.totals.duplicates))
 
     def document(self) -> Document:
         """What stands beside its figures."""
