@@ -10,27 +10,40 @@ wins, and the marks move only at the end of a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from sql import rollup_sql
+from sql import rollup_absent, rollup_duplicates, rollup_sql
 from sql.database import Database
-from sql.rollup_sql import GRAINS, Chunk, Grain
+from sql.rollup_parts import GRAINS, Chunk, Grain, cut, leftovers
 
 SETTLED_S = 330
 """No insert takes longer: the client of the sink gives up before."""
 
 _US = 1_000_000
-_HOUR_US = 3_600 * _US
+_CELL, _HOUR, _DAY = (grain.seconds for grain in GRAINS)
 _SOURCES = ("rank_windows", "duplicate_windows")
+_FORGOTTEN_S = 6 * _DAY
+"""What was touched is noted for 7 days: after so long without a round it is looked up in the windows themselves."""
+
+_RANKS_AT_ONCE = 1_000
+"""Of so many ranks one hour is counted in one go, of fewer more, up to a day: what bounds the memory that a statement takes."""
+
+_INSTANCES_TOLD_APART = 200
+"""Where more of them were touched in an hour (or day), all are counted."""
 
 
 @dataclass
 class Round:
-    """What one round did: ``windows`` of 5 minutes counted anew, by table, and ``expired`` ones left as they were counted before."""
+    """What one round did.
 
-    windows: dict[str, int]
+    ``windows`` of 5 minutes counted anew, by table. ``expired``: parts left as they had been counted, since retention took rows of theirs.
+    ``absences``: windows of 5 minutes in which a rank was found missing, or no longer.
+    """
+
+    windows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SOURCES, 0))
     expired: int = 0
+    absences: int = 0
 
     @property
     def idle(self) -> bool:
@@ -42,108 +55,256 @@ Progress = Callable[[int, int], None]
 """Called with how many pieces of work are done, of how many."""
 
 
-def run(database: Database, progress: Progress | None = None) -> Round:
-    """One round. Raises :class:`sql.database.StoreError`; what was done stands, and the next round does the whole of it again."""
-    now_us = int(database.query("SELECT toUnixTimestamp64Micro(now64(6))").rows[0][0])
-    marks: dict[str, int] = dict(
-        database.query("SELECT toString(name), toUnixTimestamp64Micro(max(mark)) FROM rollup_marks GROUP BY name").rows
-    )
-    settled_us = now_us - SETTLED_S * _US
-    fresh = f"touched_at > {_time(marks.get('counted', 0))} AND touched_at <= {_time(now_us)}"
-    again = f"touched_at > {_time(marks.get('settled', 0))} AND touched_at <= {_time(settled_us)}"
-    done = _count(database, f"(({fresh}) OR ({again}))", now_us, progress)
-    if not done.idle or now_us - marks.get("counted", 0) > SETTLED_S * _US:
-        database.insert("rollup_marks", ("name", "mark"), (["counted", "settled"], [now_us, settled_us]))
+@dataclass
+class _Touched:
+    """Windows of 5 minutes by their starts, seconds, in ascending order, and the instances concerned (``None``: all)."""
+
+    starts: tuple[int, ...]
+    instances: tuple[str, ...] | None
+
+
+def run(database: Database, progress: Progress | None = None, *, settled_s: float = SETTLED_S) -> Round:
+    """One round. Raises :class:`sql.database.StoreError`; what was done stands, and the next round does the whole of it again.
+
+    ``settled_s``: how long ago an insert that has not ended can have begun.
+    """
+    late_us = int(settled_s * _US)
+    marks = _marks(database)
+    _remember(database, marks, late_us)
+    now_us = _now_us(database)
+    counted, settled = marks.get("counted", 0), marks.get("settled", 0)
+    conditions = [f"(touched_at > {_time(counted)} AND touched_at <= {_time(now_us)})"]
+    settling = now_us - late_us - settled >= late_us
+    if settling:  # not with every round, or each window would always be counted twice
+        conditions.append(f"(touched_at > {_time(settled)} AND touched_at <= {_time(now_us - late_us)})")
+    done = _Work(database, " OR ".join(conditions), now_us, progress).do()
+    if not done.idle or settling:
+        names = ["counted", "settled"] if settling else ["counted"]
+        database.insert("rollup_marks", ("name", "mark"), (names, [now_us, now_us - late_us][: len(names)]))
     return done
 
 
-def touch(database: Database, since_us: int, until_us: int) -> None:
+def touch(database: Database, since_us: int | None, until_us: int | None) -> None:
     """Have all windows that reach into [``since_us``, ``until_us``), engine time in microseconds, counted anew by the next round."""
-    five = GRAINS[0]
+    conditions = ["1"]
+    if since_us is not None:
+        conditions.append(f"window_end > {_time(since_us)}")
+    if until_us is not None:
+        conditions.append(f"window_start < {_time(until_us)}")
     for source in _SOURCES:
-        instance = "instance_id" if source == "rank_windows" else "''"
-        database.command(
-            f"""
-            INSERT INTO rollup_touched
-            SELECT DISTINCT '{source}', arrayJoin({rollup_sql.cut(five)}), {instance}, now64(6) FROM {source}
-            WHERE window_start < {_time(until_us)} AND window_end > {_time(since_us)}
-            """
-        )
+        _touch_rows(database, source, " AND ".join(conditions))
+
+
+def _touch_rows(database: Database, source: str, condition: str) -> None:
+    instance = "instance_id" if source == "rank_windows" else "''"
+    database.command(
+        f"""
+        INSERT INTO rollup_touched
+        SELECT DISTINCT '{source}', arrayJoin({cut(GRAINS[0])}), {instance}, now64(6) FROM {source} WHERE {condition}
+        """
+    )
 
 
 def _time(us: int) -> str:
     return f"fromUnixTimestamp64Micro(toInt64({us}), 'UTC')"
 
 
-def _count(database: Database, touched: str, version: int, progress: Progress | None) -> Round:
-    hours = {source: _hours(database, source, touched) for source in _SOURCES}
-    total, finished = sum(len(each) for each in hours.values()), 0
-    done = Round(dict.fromkeys(_SOURCES, 0))
-    if not total:
-        return done
-    longest = int(database.query("SELECT max(longest_us) FROM fleet_clock").rows[0][0])
-    for source in _SOURCES:
-        duplicates = source == "duplicate_windows"
-        key = "window_start" if duplicates else "window_start, instance_id"
-        for start_us, windows in hours[source]:
-            chosen = f"SELECT {key} FROM rollup_touched WHERE source = '{source}' AND {touched}"
-            chunk = Chunk(start_us, start_us + _HOUR_US, chosen, version, longest)
-            kept = database.query(rollup_sql.expired(chunk, duplicates=duplicates)).rows
-            if kept:
-                done.expired += len(kept)
-                chosen += f" AND ({key}) NOT IN ({rollup_sql.expired(chunk, duplicates=duplicates)})"
-                chunk = Chunk(start_us, start_us + _HOUR_US, chosen, version, longest)
-            _fill(database, GRAINS[0], chunk, duplicates)
-            done.windows[source] += windows
-            finished += 1
-            if progress is not None:
-                progress(finished, total)
-        for grain in GRAINS[1:]:
-            for start_us in sorted({start - start % grain.us for start, _ in hours[source]}):
-                _fill(database, grain, _coarser(grain, start_us, version, duplicates), duplicates)
-    return done
+def _now_us(database: Database) -> int:
+    return int(database.query("SELECT toUnixTimestamp64Micro(now64(6))").rows[0][0])
 
 
-def _hours(database: Database, source: str, touched: str) -> list[tuple[int, int]]:
-    """Hours with windows to count, as (start, how many windows)."""
-    rows = database.query(
-        f"""
-        SELECT intDiv(toUnixTimestamp(window_start), 3600) * {_HOUR_US} AS hour, uniqExact(window_start, instance_id)
-        FROM rollup_touched WHERE source = '{source}' AND {touched}
-        GROUP BY hour ORDER BY hour
-        """
-    ).rows
-    return [(int(hour), int(windows)) for hour, windows in rows]
+def _marks(database: Database) -> dict[str, int]:
+    return dict(database.query("SELECT toString(name), toUnixTimestamp64Micro(max(mark)) FROM rollup_marks GROUP BY name").rows)
 
 
-def _coarser(grain: Grain, start_us: int, version: int, duplicates: bool) -> Chunk:
-    """The window of ``grain`` at ``start_us``, of what its finer windows were counted for in this round."""
-    table = "duplicate_rollups" if duplicates else "rank_rollups"
-    at = f"toDateTime(intDiv(toUnixTimestamp(window_start), {grain.seconds}) * {grain.seconds}, 'UTC')"
-    key = at if duplicates else f"{at}, instance_id"
-    within = f"window_start >= toDateTime({start_us // _US}, 'UTC') AND window_start < toDateTime({(start_us + grain.us) // _US}, 'UTC')"
-    return Chunk(
-        start_us,
-        start_us + grain.us,
-        f"SELECT DISTINCT {key} FROM {table} FINAL WHERE grain = '{grain.finer}' AND {within} AND version = {version}",
-        version,
-    )
+def _remember(database: Database, marks: dict[str, int], late_us: int) -> None:
+    """Note again what may have been touched and is not noted (any more).
 
-
-def _fill(database: Database, grain: Grain, chunk: Chunk, duplicates: bool) -> None:
-    for statement in _statements(grain, chunk, duplicates):
-        database.command(statement)
-
-
-def _statements(grain: Grain, chunk: Chunk, duplicates: bool) -> Iterator[str]:
-    if duplicates:
-        yield rollup_sql.duplicate_rollup(grain, chunk)
-        yield rollup_sql.leftovers("duplicate_rollups", grain, chunk)
+    Notes are kept for 7 days only; and an insert that ran while the schema was brought up to date may have begun before notes were taken.
+    """
+    settled = marks.get("settled", 0)
+    if "counted" in marks and _now_us(database) - settled < _FORGOTTEN_S * _US:
         return
-    yield rollup_sql.rank_rollup(grain, chunk)
-    yield rollup_sql.leftovers("rank_rollups", grain, chunk)
-    if grain.finer is None:
-        yield rollup_sql.absent_ranks(chunk)
+    for source in _SOURCES:
+        _touch_rows(database, source, f"inserted_at >= toDateTime({max(0, settled - late_us) // _US}, 'UTC')")
+
+
+class _Work:
+    """One round's work on what ``touched``, a condition on ``rollup_touched``, tells."""
+
+    def __init__(self, database: Database, touched: str, version: int, progress: Progress | None) -> None:
+        self._database = database
+        self._touched = touched
+        self._version = version
+        self._progress = progress
+        self._finished = self._total = 0
+        self.done = Round()
+
+    def do(self) -> Round:
+        """All of it."""
+        ranks = int(self._database.query("SELECT uniqExact(instance_id, dp_rank) FROM known_ranks").rows[0][0])
+        length = min(24, max(1, _RANKS_AT_ONCE // max(1, ranks))) * _HOUR
+        touched = {source: self._windows(source, length) for source in _SOURCES}
+        if touched["rank_windows"]:
+            touched["rank_windows"] += self._followers(touched["rank_windows"], length)
+        self._total = sum(len(parts) for parts in touched.values()) + sum(bool(parts) for parts in touched.values())
+        for source in _SOURCES:
+            parts = sorted(touched[source], key=lambda part: part.starts)
+            if not parts:
+                continue
+            duplicates = source == "duplicate_windows"
+            self._count(parts, duplicates)
+            if not duplicates:
+                parts += self._absences(min(part.starts[0] for part in parts))
+            self._roll_up(parts, duplicates)
+            self._step()
+        return self.done
+
+    def _step(self) -> None:
+        self._finished += 1
+        if self._progress is not None:
+            self._progress(self._finished, self._total)
+
+    # -- what there is to do ------------------------------------------------------------------------------------
+
+    def _windows(self, source: str, length: int) -> list[_Touched]:
+        """What was touched, in pieces of ``length`` seconds."""
+        limit = _INSTANCES_TOLD_APART + 1
+        rows = self._database.query(
+            f"""
+            SELECT arraySort(groupUniqArray(toUnixTimestamp(window_start))), groupUniqArray({limit})(toString(instance_id))
+            FROM rollup_touched WHERE source = '{source}' AND ({self._touched})
+            GROUP BY intDiv(toUnixTimestamp(window_start), {_DAY}), intDiv(toUnixTimestamp(window_start) % {_DAY}, {length})
+            """
+        ).rows
+        ranks = source == "rank_windows"
+        return [_Touched(tuple(starts), tuple(sorted(names)) if ranks and len(names) < limit else None) for starts, names in rows]
+
+    def _followers(self, touched: Sequence[_Touched], length: int) -> list[_Touched]:
+        """Windows that were their rank's first when they were counted, and no longer are: it was expected from their beginning."""
+        first = min(part.starts[0] for part in touched)
+        last = max(part.starts[-1] for part in touched)
+        begun = f"""
+            SELECT instance_id, dp_rank, min(first_window) AS first FROM known_ranks GROUP BY instance_id, dp_rank
+            HAVING first >= toDateTime({first}, 'UTC') AND first < toDateTime({last + _CELL}, 'UTC')
+        """
+        if not int(self._database.query(f"SELECT count() FROM ({begun})").rows[0][0]):
+            return []
+        rows = self._database.query(
+            f"""
+            SELECT toUnixTimestamp(window_start) AS at, toString(instance_id)
+            FROM (SELECT * FROM rank_rollups FINAL WHERE grain = '5m' AND windows > 0 AND window_start >= toDateTime({first}, 'UTC')) AS r
+            INNER JOIN ({begun}) AS k ON k.instance_id = r.instance_id AND k.dp_rank = r.dp_rank
+            GROUP BY window_start, r.instance_id, r.dp_rank, semantics_version
+            HAVING any(k.first) < window_start
+                AND toUnixTimestamp64Micro(max(expected_until)) - sum(expected_us) > toInt64(at) * {_US}
+            """
+        ).rows
+        return _grouped(rows, length)
+
+    # -- the windows of 5 minutes -------------------------------------------------------------------------------
+
+    def _count(self, parts: Sequence[_Touched], duplicates: bool) -> None:
+        source = "duplicate_windows" if duplicates else "rank_windows"
+        begun = self._reaching(source, parts[0].starts[0], parts[-1].starts[-1] + _CELL)
+        expired = rollup_duplicates.expired_duplicates if duplicates else rollup_sql.expired_ranks
+        for part in parts:
+            reach = tuple(start for start, until in begun if start < part.starts[0] and until > part.starts[0])
+            chunk = Chunk(part.starts, self._version, part.instances, reach)
+            kept = int(self._database.query(f"SELECT count() FROM ({expired(chunk)})").rows[0][0])
+            self.done.expired += kept
+            self._fill(GRAINS[0], chunk, duplicates, kept=kept > 0)
+            self.done.windows[source] += len(part.starts)
+            self._step()
+
+    def _reaching(self, source: str, first: int, end: int) -> list[rollup_absent.Span]:
+        """Windows of 5 minutes in which rows begin that end in a later one, among those that lie before ``end`` and reach to ``first``."""
+        rows = self._database.query(
+            f"""
+            SELECT toUnixTimestamp(window_start) AS start, toInt64(ceil(toUnixTimestamp64Micro(max(until)) / {_US})) AS over
+            FROM rollup_spans WHERE source = '{source}' AND window_start < toDateTime({end}, 'UTC') AND until > toDateTime({first}, 'UTC')
+            GROUP BY window_start HAVING over > toInt64(start) + {_CELL}
+            """
+        ).rows
+        return [(int(start), int(until)) for start, until in rows]
+
+    def _fill(self, grain: Grain, chunk: Chunk, duplicates: bool, *, kept: bool = False) -> None:
+        fill = rollup_duplicates.duplicate_rollup if duplicates else rollup_sql.rank_rollup
+        self._database.command(fill(grain, chunk, kept=kept))
+        self._database.command(leftovers(grain, chunk, duplicates=duplicates))
+
+    # -- who is missing -----------------------------------------------------------------------------------------
+
+    def _absences(self, since: int) -> list[_Touched]:
+        """Say who is missing from ``since`` on; returns where that changed."""
+        spans = [
+            (int(start), int(until))
+            for start, until in self._database.query(
+                f"""
+                SELECT toUnixTimestamp(window_start), toInt64(ceil(toUnixTimestamp64Micro(max(until)) / {_US})) FROM rollup_spans
+                WHERE source = 'rank_windows' AND until > toDateTime({since}, 'UTC') GROUP BY window_start
+                """
+            ).rows
+        ]
+        last = int(
+            self._database.query(
+                f"""
+                SELECT toInt64(ceil(toUnixTimestamp64Micro(max(until)) / {_US})) FROM rollup_spans
+                WHERE source = 'rank_windows' AND until <= toDateTime({since}, 'UTC')
+                """
+            ).rows[0][0]
+        )
+        changed: list[_Touched] = []
+        for piece in rollup_absent.pieces(since, last or None, spans):
+            found = rollup_absent.changes(piece, self._database.query(rollup_absent.seen(piece)).rows)
+            if not found:
+                continue
+            # Noted first: a round that is cut short before it has rolled them up leaves them to the next.
+            noted = sorted({(each.start, each.instance_id) for each in found})
+            self._database.insert(
+                "rollup_touched",
+                ("source", "window_start", "instance_id", "touched_at"),
+                (
+                    ["rank_windows"] * len(noted),
+                    [start for start, _ in noted],
+                    [name for _, name in noted],
+                    [self._version + 1] * len(noted),
+                ),
+            )
+            self._database.insert("rank_rollups", rollup_absent.COLUMNS, rollup_absent.columns(found, self._version))
+            self.done.absences += len(found)
+            changed += _grouped(noted, _DAY)
+        return changed
+
+    # -- longer windows -----------------------------------------------------------------------------------------
+
+    def _roll_up(self, parts: Iterable[_Touched], duplicates: bool) -> None:
+        """The hours and days that ``parts`` lie in."""
+        parts = list(parts)
+        for grain in GRAINS[1:]:
+            days: dict[int, tuple[set[int], set[str] | None]] = {}
+            for part in parts:
+                for start in part.starts:
+                    starts, names = days.get(start // _DAY, (set(), set()))
+                    starts.add(start - start % grain.seconds)
+                    named = None if names is None or part.instances is None else names | set(part.instances)
+                    days[start // _DAY] = starts, named
+            for _, (starts, named) in sorted(days.items()):
+                instances = None if duplicates or named is None or len(named) > _INSTANCES_TOLD_APART else tuple(sorted(named))
+                self._fill(grain, Chunk(tuple(sorted(starts)), self._version, instances), duplicates)
+
+
+def _grouped(windows: Iterable[tuple[int, str]], length: int) -> list[_Touched]:
+    """(start, instance) as pieces of ``length`` seconds, none across two days."""
+    found: dict[tuple[int, int], tuple[set[int], set[str]]] = {}
+    for start, name in windows:
+        starts, names = found.setdefault((start // _DAY, start % _DAY // length), (set(), set()))
+        starts.add(start)
+        names.add(name)
+    return [
+        _Touched(tuple(sorted(starts)), tuple(sorted(names)) if len(names) <= _INSTANCES_TOLD_APART else None)
+        for _, (starts, names) in sorted(found.items())
+    ]
 
 
 __all__: Sequence[str] = ("SETTLED_S", "Progress", "Round", "run", "touch")

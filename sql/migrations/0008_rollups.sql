@@ -15,7 +15,7 @@ CREATE TABLE IF NOT EXISTS rank_rollups
     `version` UInt64 COMMENT 'when it was counted, microseconds of this server''s clock; replaces lower ones' CODEC(Delta, ZSTD(1)),
     `is_deleted` UInt8 COMMENT 'such a part there was, and is no more' CODEC(ZSTD(1)),
     `life_id` LowCardinality(String) COMMENT 'one process life of the engine; empty: the rank was absent',
-    `semantics_version` Int32 COMMENT 'version of the counting rules; never sum across two' CODEC(ZSTD(1)),
+    `semantics_version` Int32 COMMENT 'version of the counting rules; never sum across two. Where the rank was absent, here and below: as in the row before' CODEC(ZSTD(1)),
     `workload` LowCardinality(Nullable(String)) COMMENT 'declared; NULL: undeclared',
     `model` LowCardinality(Nullable(String)) COMMENT 'declared; NULL: undeclared',
     `reuse_reporting` LowCardinality(String),
@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS rank_rollups
     `kv_connector` LowCardinality(Nullable(String)) COMMENT 'not NULL: repeat compute of this rank is not measurable',
     `key_epoch` Int64 COMMENT 'never sum across two' CODEC(ZSTD(1)),
     `canary` LowCardinality(String),
-    `windows` UInt64 COMMENT 'rows of rank_windows in it; 0: the rank was absent' CODEC(ZSTD(1)),
+    `windows` UInt64 COMMENT 'rows of rank_windows that reach into each of its 5 minutes, added up; 0: the rank was absent' CODEC(ZSTD(1)),
     `is_final` Bool COMMENT 'false: it holds a window that is open' CODEC(ZSTD(1)),
     `expected_us` Int64 COMMENT 'time in which the rank was expected to be heard of, up to expected_until; coverage = observed_us / expected_us' CODEC(ZSTD(1)),
     `expected_until` DateTime64(6, 'UTC') CODEC(ZSTD(1)),
@@ -113,7 +113,7 @@ CREATE TABLE IF NOT EXISTS duplicate_rollups
     `is_deleted` UInt8 COMMENT 'such a part there was, and is no more' CODEC(ZSTD(1)),
     `semantics_version` Int32 COMMENT 'never sum across two' CODEC(ZSTD(1)),
     `key_epoch` Nullable(Int64) COMMENT 'never sum across two; NULL: several at once' CODEC(ZSTD(1)),
-    `windows` UInt64 COMMENT 'rows of duplicate_windows in it' CODEC(ZSTD(1)),
+    `windows` UInt64 COMMENT 'rows of duplicate_windows that reach into each of its 5 minutes, added up' CODEC(ZSTD(1)),
     `is_final` Bool CODEC(ZSTD(1)),
     `complete` Bool COMMENT 'all shards had reported in each of its windows' CODEC(ZSTD(1)),
     `as_of` DateTime64(6, 'UTC') COMMENT 'the newest window''s' CODEC(ZSTD(1)),
@@ -175,48 +175,42 @@ ENGINE = AggregatingMergeTree
 ORDER BY name
 COMMENT 'How far the rollups have come through rollup_touched.';
 
-CREATE TABLE IF NOT EXISTS rank_states
+CREATE TABLE IF NOT EXISTS rollup_spans
 (
-    `instance_id` LowCardinality(String),
-    `dp_rank` Int32,
-    `first` SimpleAggregateFunction(min, DateTime64(6, 'UTC')) COMMENT 'start of its first window',
-    `newest` SimpleAggregateFunction(max, DateTime64(6, 'UTC')) COMMENT 'start of its newest window',
-    `departed` SimpleAggregateFunction(max, DateTime64(6, 'UTC')) COMMENT 'start of the newest window in which it departed; 1970: none',
-    `declared` AggregateFunction(argMax, Tuple(Int32, Nullable(String), Nullable(String), String, String, Nullable(String), Int64, String), Tuple(DateTime64(6, 'UTC'), UInt64)) COMMENT 'semantics_version, workload, model, reuse_reporting, removals, kv_connector, key_epoch, canary as last declared'
+    `source` LowCardinality(String) COMMENT 'rank_windows or duplicate_windows',
+    `window_start` DateTime('UTC') COMMENT 'of the window of 5 minutes in which rows begin',
+    `until` SimpleAggregateFunction(max, DateTime64(6, 'UTC')) COMMENT 'where the last of them ends'
 )
 ENGINE = AggregatingMergeTree
-ORDER BY (instance_id, dp_rank)
-COMMENT 'Each rank as it was last heard of: who is missing from a rollup is looked up here. Filled by rank_states_fill.';
+ORDER BY (source, window_start)
+COMMENT 'When there was anything at all, and how far back a row may begin that reaches into a window. Filled by rollup_spans_fill and rollup_spans_fill_duplicates.';
 
 CREATE TABLE IF NOT EXISTS fleet_clock
 (
     `semantics_version` Int32,
-    `newest` SimpleAggregateFunction(max, DateTime64(6, 'UTC')) COMMENT 'engine time of the newest batch of any rank',
-    `longest_us` SimpleAggregateFunction(max, Int64) COMMENT 'the longest row of rank_windows and duplicate_windows, microseconds'
+    `newest` SimpleAggregateFunction(max, DateTime64(6, 'UTC')) COMMENT 'engine time of the newest batch of any rank'
 )
 ENGINE = AggregatingMergeTree
 ORDER BY semantics_version
-COMMENT 'How far engine time has come. Filled by fleet_clock_fill and fleet_clock_fill_duplicates.';
+COMMENT 'How far engine time has come. Filled by fleet_clock_fill.';
 
-CREATE MATERIALIZED VIEW IF NOT EXISTS rank_states_fill TO rank_states AS
-SELECT
-    instance_id, dp_rank, min(window_start) AS first, max(window_start) AS newest,
-    maxIf(window_start, departed) AS departed,
-    argMaxState(
-        CAST((semantics_version, workload, model, reuse_reporting, removals, kv_connector, key_epoch, canary), 'Tuple(Int32, Nullable(String), Nullable(String), String, String, Nullable(String), Int64, String)'),
-        (window_start, version)) AS declared
-FROM rank_windows
-GROUP BY instance_id, dp_rank;
+-- What is touched before this moment is noted below; a second run of this file notes it again.
+INSERT INTO rollup_marks SELECT 'settled', now64(6);
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS fleet_clock_fill TO fleet_clock AS
-SELECT semantics_version, ifNull(max(last_batch), toDateTime64(0, 6, 'UTC')) AS newest, max(window_us) AS longest_us
+SELECT semantics_version, ifNull(max(last_batch), toDateTime64(0, 6, 'UTC')) AS newest
 FROM rank_windows
 GROUP BY semantics_version;
 
-CREATE MATERIALIZED VIEW IF NOT EXISTS fleet_clock_fill_duplicates TO fleet_clock AS
-SELECT semantics_version, toDateTime64(0, 6, 'UTC') AS newest, max(window_us) AS longest_us
+CREATE MATERIALIZED VIEW IF NOT EXISTS rollup_spans_fill TO rollup_spans AS
+SELECT 'rank_windows' AS source, toDateTime(intDiv(toUnixTimestamp64Micro(rank_windows.window_start), 300000000) * 300, 'UTC') AS window_start, max(window_end) AS until
+FROM rank_windows
+GROUP BY source, window_start;
+
+CREATE MATERIALIZED VIEW IF NOT EXISTS rollup_spans_fill_duplicates TO rollup_spans AS
+SELECT 'duplicate_windows' AS source, toDateTime(intDiv(toUnixTimestamp64Micro(duplicate_windows.window_start), 300000000) * 300, 'UTC') AS window_start, max(window_end) AS until
 FROM duplicate_windows
-GROUP BY semantics_version;
+GROUP BY source, window_start;
 
 CREATE MATERIALIZED VIEW IF NOT EXISTS rollup_touched_fill TO rollup_touched AS
 SELECT DISTINCT
@@ -235,18 +229,17 @@ SELECT DISTINCT
 FROM duplicate_windows;
 
 -- What was there before.
-INSERT INTO rank_states
-SELECT
-    instance_id, dp_rank, min(window_start), max(window_start), maxIf(window_start, departed),
-    argMaxState(
-        CAST((semantics_version, workload, model, reuse_reporting, removals, kv_connector, key_epoch, canary), 'Tuple(Int32, Nullable(String), Nullable(String), String, String, Nullable(String), Int64, String)'),
-        (window_start, version))
+INSERT INTO fleet_clock SELECT semantics_version, ifNull(max(last_batch), toDateTime64(0, 6, 'UTC')) FROM rank_windows GROUP BY semantics_version;
+
+INSERT INTO rollup_spans
+SELECT 'rank_windows', toDateTime(intDiv(toUnixTimestamp64Micro(window_start), 300000000) * 300, 'UTC') AS at, max(window_end)
 FROM rank_windows
-GROUP BY instance_id, dp_rank;
+GROUP BY at;
 
-INSERT INTO fleet_clock SELECT semantics_version, ifNull(max(last_batch), toDateTime64(0, 6, 'UTC')), max(window_us) FROM rank_windows GROUP BY semantics_version;
-
-INSERT INTO fleet_clock SELECT semantics_version, toDateTime64(0, 6, 'UTC'), max(window_us) FROM duplicate_windows GROUP BY semantics_version;
+INSERT INTO rollup_spans
+SELECT 'duplicate_windows', toDateTime(intDiv(toUnixTimestamp64Micro(window_start), 300000000) * 300, 'UTC') AS at, max(window_end)
+FROM duplicate_windows
+GROUP BY at;
 
 INSERT INTO rollup_touched
 SELECT DISTINCT 'rank_windows', arrayJoin(arrayMap(n -> toDateTime(n * 300, 'UTC'), range(toUInt32(intDiv(toUnixTimestamp64Micro(window_start), 300000000)), toUInt32(intDiv(toUnixTimestamp64Micro(window_start) + window_us - 1, 300000000)) + 1))), instance_id, now64(6)

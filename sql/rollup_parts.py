@@ -1,0 +1,140 @@
+"""What the statements that roll windows up are put together from: grains, chunks of windows, shares. Pure text.
+
+Whole numbers, and names written as hex, are the only values put into it.
+"""
+
+# ruff: noqa: S608 - the SQL is put together from this module's own text, whole numbers and hex
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+US = "toUnixTimestamp64Micro"
+_SECOND = 1_000_000
+_HOUR = 3_600
+
+PART = "life_id, semantics_version, workload, model, reuse_reporting, removals, kv_connector, key_epoch, canary"
+"""What is never added up across: each such part of a rank's window is a row of its own."""
+
+
+@dataclass(frozen=True)
+class Grain:
+    """A length of time to which windows are rolled up; ``finer`` is what it is counted from (``None``: the windows themselves)."""
+
+    name: str
+    seconds: int
+    finer: str | None
+
+    @property
+    def us(self) -> int:
+        """Its length in microseconds."""
+        return self.seconds * _SECOND
+
+
+GRAINS = (Grain("5m", 300, None), Grain("1h", 3_600, "5m"), Grain("1d", 86_400, "1h"))
+"""Finest first. Each is a whole number of the one before."""
+
+
+def second(at: int) -> str:
+    """``at`` (seconds) as a DateTime."""
+    return f"toDateTime({at}, 'UTC')"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one statement counts anew: windows of a grain.
+
+    ``starts`` are their starts in ascending seconds, ``instances`` whose (``None``: all; duplicates have none). ``reach``: starts, in
+    seconds, of the windows of 5 minutes before them in which rows begin that may reach into them. ``version`` is that of the rows written.
+    """
+
+    starts: tuple[int, ...]
+    version: int
+    instances: tuple[str, ...] | None = None
+    reach: tuple[int, ...] = ()
+
+    def among(self, grain: Grain, column: str = "at") -> str:
+        """Condition that ``column``, a DateTime, is one of ``starts``."""
+        first, last = self.starts[0], self.starts[-1]
+        within = f"{column} >= {second(first)} AND {column} <= {second(last)}"
+        if len(self.starts) == (last - first) // grain.seconds + 1:
+            return within
+        return f"{within} AND toUnixTimestamp({column}) IN ({', '.join(map(str, self.starts))})"
+
+    def end(self, grain: Grain) -> int:
+        """Where the last one ends, in seconds."""
+        return self.starts[-1] + grain.seconds
+
+    def of_instances(self) -> str:
+        """`` AND ...``: the condition on ``instance_id``. Names are given as hex, so that whatever they hold stays a value."""
+        if self.instances is None:
+            return ""
+        named = ", ".join(f"unhex('{instance.encode().hex()}')" for instance in self.instances)
+        return f" AND instance_id IN ({named})"
+
+    def rows_of(self, table: str, columns: str, *, ranks: bool) -> str:
+        """The rows of ``table`` that may reach into the windows of 5 minutes, once each."""
+        start, end = self.starts[0], self.end(GRAINS[0])
+        hours = sorted({at - at % _HOUR for at in (*self.starts, *self.reach)})
+        begins = f"window_start >= {second(min((start, *self.reach)))} AND window_start < {second(end)}"
+        return f"""
+            SELECT {columns} FROM {table} FINAL
+            PREWHERE toStartOfHour(window_start) IN ({", ".join(map(second, hours))}) AND {begins}{self.of_instances() if ranks else ""}
+            WHERE window_end > {second(start)}
+        """
+
+
+def cut(grain: Grain, until: str = "toUnixTimestamp64Micro(window_start) + window_us") -> str:
+    """The windows of ``grain`` that a row reaches into, as an array of DateTime; ``until`` is where it ends, microseconds."""
+    first, last = f"intDiv({US}(window_start), {grain.us})", f"intDiv({until} - 1, {grain.us})"
+    return f"arrayMap(n -> toDateTime(n * {grain.seconds}, 'UTC'), range(toUInt32({first}), toUInt32({last}) + 1))"
+
+
+def shared(value: str, end: str, grain: Grain, kind: str = "toInt64") -> str:
+    """The part of ``value``, spread evenly from ``window_start`` to ``end``, that lies in the window ``at`` of ``grain``.
+
+    Shares are differences of a running whole, so that those of neighbours add up to the value.
+    """
+    start_us, end_us = f"{US}(window_start)", end
+    from_us = f"least({end_us}, greatest({start_us}, toInt64(toUnixTimestamp(at)) * {_SECOND}))"
+    to_us = f"least({end_us}, toInt64(toUnixTimestamp(at)) * {_SECOND} + {grain.us})"
+    whole = f"{from_us} = {start_us} AND {to_us} = {end_us}"
+    until = "intDiv(toInt128({value}) * greatest(toInt64(0), {edge} - {start}), greatest(toInt64(1), {end} - {start}))"
+    high = until.format(value=value, edge=to_us, start=start_us, end=end_us)
+    low = until.format(value=value, edge=from_us, start=start_us, end=end_us)
+    return f"if({whole}, {kind}({value}), {kind}({high} - {low}))"
+
+
+def weakest(register: str) -> str:
+    """The weakest of a group's registers, under the same name."""
+    indeterminate, lower_bound = (f"max(s.{register} = '{word}')" for word in ("indeterminate", "lower_bound"))
+    return f"multiIf({indeterminate}, 'indeterminate', {lower_bound}, 'lower_bound', 'exact') AS {register}"
+
+
+def within(grain: Grain, chunk: Chunk) -> str:
+    """Condition on ``window_start`` of a rollup that it lies between the first and the end of the last of the windows."""
+    return f"window_start >= {second(chunk.starts[0])} AND window_start < {second(chunk.end(grain))}"
+
+
+def aligned(grain: Grain) -> str:
+    """The window of ``grain`` in which a finer one lies, as a DateTime."""
+    return f"toDateTime(intDiv(toUnixTimestamp(window_start), {grain.seconds}) * {grain.seconds}, 'UTC')"
+
+
+_RANK_KEY = "window_start, instance_id, dp_rank"
+_DUPLICATE_KEY = "window_start, scope, scope_key, tier"
+
+
+def leftovers(grain: Grain, chunk: Chunk, *, duplicates: bool) -> str:
+    """Delete parts of the windows just written (those of ``chunk.version``) that were not written again: there are fewer than before.
+
+    Of the finest grain only where some part was written: a window in which a rank is missing has no rows to be counted from.
+    """
+    table, key = ("duplicate_rollups", _DUPLICATE_KEY) if duplicates else ("rank_rollups", _RANK_KEY)
+    those = f"grain = '{grain.name}' AND {chunk.among(grain, 'window_start')}{chunk.of_instances()}"
+    written = f"AND ({key}) GLOBAL IN (SELECT {key} FROM {table} FINAL WHERE {those} AND version = {chunk.version})"
+    return f"""
+        INSERT INTO {table} (grain, {key}, part, version, is_deleted)
+        SELECT grain, {key}, part, {chunk.version}, 1 FROM {table} FINAL
+        WHERE {those} AND version < {chunk.version} {written if grain.finer is None else ""}
+    """
