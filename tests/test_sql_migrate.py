@@ -104,7 +104,8 @@ def test_every_view_of_figures_says_how_they_may_be_read(database: Database) -> 
     ).rows:
         columns.setdefault(name, set()).add(column)
     assert {f"{side}_{word}" for side in ("before", "after") for word in ("coverage", "register")} | {"why"} <= columns.pop("deploy_effect")
-    for name in ("life_primary_groups", "interruptions", "deploys_declared"):  # no figures: which group counts, what was declared
+    # No figures: which group counts, what was declared, and for which time.
+    for name in ("life_primary_groups", "interruptions", "deploys_declared", "deploy_windows"):
         del columns[name]
     for name in ("rank_windows", "duplicate_windows"):
         assert {"observed_us", "window_us"} <= columns[name]

@@ -2,8 +2,8 @@
 
     python -m tests.tools.make_sample DIR        # then: kvcensus sql --data-dir DIR "SELECT ..."
 
-Simulated engines under three workloads, and two recorded ones, go through what forwarders and a worker do with them: identity, counting, rows,
-rollups. Only Kafka is left out, and the key is a fixed one, so that every run gives the same rows. What happens, UTC:
+Simulated engines under three workloads, and two recorded ones, go through what forwarders and a worker do with them: identity, counting,
+rows, rollups. Only Kafka is left out, and the key is a fixed one, so every run gives the same rows. What happens, UTC:
 
 * 08:00 all begin. 08:20 two recorded engines run for some seconds, then their forwarders stop on purpose.
 * 08:31 agents-b loses a stretch of batches. 08:41 agents-a restarts. 08:52 chat-b is flushed. 09:40 a payload of code-a cannot be read.
