@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+import ast
 import csv
-import io
 import json
 import math
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
-import pyarrow.parquet
+import pyarrow as pa
+import pyarrow.parquet as pq
 from rich.table import Table
 
 from console.figure_tables import console_for_output
 from console.store_options import store_options
 from schemas.errors import KvcensusError
 from sql import store
-from sql.database import QueryResult
-from sql.statements import require_read_only, trailing_format
+from sql.database import Database, QueryResult, StoreError
+from sql.embedded import READ_SETTINGS
+from sql.readable import select_list
+from sql.statements import first_word, require_read_only, trailing_format
 
 FORMATS = ("table", "csv", "json", "parquet")
 
 TABLE_ROWS = 1000
 """A table for people ends here, and says so."""
 
+_TOO_LARGE = 396
+_LIMITS = ", ".join(f"{name} = {READ_SETTINGS[name]}" for name in ("max_result_rows", "max_result_bytes"))
+
 
 @click.command()
 @click.argument("query")
 @click.option("--format", "fmt", type=click.Choice(FORMATS), help="Default: as --out ends, else table.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write CSV, JSON or Parquet to this file.")
-@click.option("--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of {NAME:Type} in the query; repeatable.")
+@click.option(
+    "--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of {NAME:Type} in the query; repeatable. Of an array: ['a', 'b']."
+)
 @store_options
 def sql(query: str, fmt: str | None, out: Path | None, params: tuple[str, ...], clickhouse_url: str | None, data_dir: Path) -> None:
     """Run one query ("-" reads it from standard input) on the tables and views.
 
-    Tables are read as if each said FINAL, so replaced rows do not count twice. Ids are shown in hex, times in UTC.
+    Tables are read as if each said FINAL, so replaced rows do not count twice. Ids are shown in hex (Parquet has them as bytes), times in
+    UTC. A result may have 5 million rows and 256 MiB; `kvcensus export` writes more.
     """
     text = require_read_only(sys.stdin.read() if query == "-" else query)
     if trailing_format(text):
@@ -52,36 +63,108 @@ def sql(query: str, fmt: str | None, out: Path | None, params: tuple[str, ...], 
         raise click.UsageError("a table is for the terminal: --out takes --format csv, json or parquet")
     if fmt == "parquet" and out is None:
         raise click.UsageError("--format parquet needs --out FILE")
-    parameters = _parameters(params)
+    parameters = _parameters(params, text)
     if not store.exists(clickhouse_url, data_dir):
         raise KvcensusError(f"there is no store in {data_dir}: start `kvcensus demo` or a worker, or name one with --data-dir")
     with store.connect(clickhouse_url, data_dir) as database:
-        if fmt == "parquet":
-            assert out is not None
-            _write(out, lambda path: pyarrow.parquet.write_table(database.query_arrow(text, parameters, final=True), path))
-        else:
-            _print(database.query(text, parameters, final=True), fmt, out)
+        try:
+            if fmt == "parquet":
+                assert out is not None
+                table = _arrow(database, text, parameters)
+                _write(out, lambda path: pq.write_table(table, path))
+            else:
+                _print(database.query(_bounded(database, text), parameters, final=True), fmt, out)
+        except StoreError as error:
+            if error.code != _TOO_LARGE:
+                raise
+            raise StoreError(f"{error} Add a LIMIT, or sum up; whole tables: `kvcensus export`.", error.code) from error
 
 
-def _parameters(pairs: Sequence[str]) -> dict[str, str]:
-    parameters = {}
+def _parameters(pairs: Sequence[str], query: str) -> dict[str, Any]:
+    parameters: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise click.BadParameter(f"{pair!r}: expected NAME=VALUE", param_hint="--param")
-        parameters[name] = value
+        if name in parameters:
+            raise click.BadParameter(f"{name} is given twice", param_hint="--param")
+        parameters[name] = _parameter(name, value, query)
     return parameters
+
+
+def _parameter(name: str, value: str, query: str) -> Any:
+    """What is given for an array, a tuple or a map, as such; everything else is the text that it is."""
+    kind = re.search(rf"\{{\s*{re.escape(name)}\s*:\s*(Array|Tuple|Map)\s*\(", query)
+    if kind is None:
+        return value
+    try:
+        given = ast.literal_eval(value.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        given = None
+    expected, example = {"Array": (list, "['a', 'b']"), "Tuple": (tuple, "('a', 1)"), "Map": (dict, "{'a': 1}")}[kind[1]]
+    if not isinstance(given, expected):
+        raise click.BadParameter(f"{name}={value}: expected {kind[1]}, as {example}", param_hint="--param")
+    return given
+
+
+def _is_select(query: str) -> bool:
+    return first_word(query) in ("SELECT", "WITH")
+
+
+def _bounded(database: Database, query: str, columns: str = "*") -> str:
+    """``query`` with the limits that the embedded store has by itself: a result is in memory whole."""
+    if not _is_select(query) or (database.kind != "server" and columns == "*"):
+        return query
+    limits = f" SETTINGS {_LIMITS}" if database.kind == "server" else ""
+    return f"SELECT {columns} FROM (\n{query}\n){limits}"  # noqa: S608 - the query is the user's own
+
+
+def _arrow(database: Database, query: str, parameters: dict[str, Any]) -> pa.Table:
+    """The rows with types that other programs read: times as times, ids as bytes of fixed length, text that is no UTF-8 as bytes."""
+    columns = "*"
+    if _is_select(query):
+        described = [(row[0], row[1]) for row in database.query(f"DESCRIBE TABLE (\n{query}\n)", parameters).rows]
+        _refuse_twins([name for name, _ in described])
+        selected, changed = select_list(described, "binary")
+        columns = selected if changed else columns
+    table = database.query_arrow(_bounded(database, query, columns), parameters, final=True)
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) and not _is_text(table.column(place)):
+            table = table.set_column(place, pa.field(field.name, pa.binary(), field.nullable), table.column(place).cast(pa.binary()))
+    return table
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _refuse_twins(names: Sequence[str]) -> None:
+    """Where columns go by their names, one of two would be lost."""
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        raise KvcensusError(f"several columns are named {', '.join(twice)}: give each a name of its own with AS")
 
 
 def _print(result: QueryResult, fmt: str, out: Path | None) -> None:
     if fmt == "table":
         _print_table(result)
         return
-    text = as_csv(result) if fmt == "csv" else as_json(result)
+    if fmt == "json":
+        _refuse_twins(result.column_names)
+    write = write_csv if fmt == "csv" else write_json
     if out is None:
-        click.echo(text, nl=False)
-    else:
-        _write(out, lambda path: path.write_text(text, encoding="utf-8"))
+        write(result, click.get_text_stream("stdout"))
+        return
+
+    def to_file(path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            write(result, file)
+
+    _write(out, to_file)
 
 
 def _write(out: Path, write: Callable[[Path], Any]) -> None:
@@ -111,22 +194,28 @@ def _is_number(kind: str) -> bool:
     return any(word in kind for word in ("Int", "Float", "Decimal")) and "Array" not in kind
 
 
-def as_csv(result: QueryResult) -> str:
+def write_csv(result: QueryResult, file: TextIO) -> None:
     """The rows as CSV with a header; NULL is empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(file, lineterminator="\n")
     writer.writerow(result.column_names)
-    writer.writerows(["" if value is None else cell(value) for value in row] for row in result.rows)
-    return out.getvalue()
+    writer.writerows([_cell_or_empty(value) for value in row] for row in result.rows)
 
 
-def as_json(result: QueryResult) -> str:
+def _cell_or_empty(value: Any) -> Any:
+    if value is None:
+        return ""
+    return value if type(value) in (int, str) else cell(value)  # most are, and are their own text
+
+
+def write_json(result: QueryResult, file: TextIO) -> None:
     """The rows as a JSON array of objects, one per line. Integers are whole, however large; ids are hex strings."""
-    lines = [
-        json.dumps({name: plain(value) for name, value in zip(result.column_names, row, strict=True)}, ensure_ascii=False)
-        for row in result.rows
-    ]
-    return "[" + ",\n ".join(lines) + "]\n"
+    encode = json.JSONEncoder(ensure_ascii=False).encode
+    before = "["
+    for row in result.rows:
+        file.write(before)
+        file.write(encode({name: plain(value) for name, value in zip(result.column_names, row, strict=True)}))
+        before = ",\n "
+    file.write("]\n" if result.rows else "[]\n")
 
 
 def cell(value: Any) -> str:
@@ -139,6 +228,8 @@ def cell(value: Any) -> str:
 
 def plain(value: Any) -> Any:
     """A value as JSON knows it: bytes in hex, times in ISO 8601 UTC, numbers that are none as null."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, datetime):
@@ -151,6 +242,4 @@ def plain(value: Any) -> Any:
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
         return [plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
     return str(value)
