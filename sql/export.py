@@ -98,7 +98,7 @@ VIEWS: Mapping[str, Timed] = {
 }
 """Every view that can be exported."""
 
-NOT_EXPORTED = frozenset({"schema_migrations", "rollup_touched", "rollup_marks", "rank_states", "fleet_clock"})
+NOT_EXPORTED = frozenset({"schema_migrations", "rollup_touched", "rollup_marks", "rollup_spans", "fleet_clock"})
 """Tables of ours that say how far schema and rollups have come. Nor are triggers exported, nor the views (``rollup_``...) that those of a
 grain are cut from."""
 
