@@ -1,0 +1,193 @@
+"""Which queries are timed, and what each may take. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from benchmarks.queries_rows import RANKS_PER_INSTANCE, WORKLOADS, Fleet
+from benchmarks.queries_run import Query
+
+HOUR_MS = 50.0
+"""What one rank's hour may take, median."""
+
+SPAN_MS = 300.0
+"""What a view or panel over the whole span may take at its grain, median."""
+
+GRAINS = ("5m", "1h", "1d")
+_GRAIN = re.compile(rf"(\w+)_({'|'.join(GRAINS)})")
+
+
+def in_span(time: str) -> str:
+    """The condition that ``time`` lies in the span, whose bounds are parameters."""
+    return f"{time} >= fromUnixTimestamp64Micro({{since:Int64}}, 'UTC') AND {time} < fromUnixTimestamp64Micro({{until:Int64}}, 'UTC')"
+
+
+_OF_RANK = "instance_id = {instance:String} AND dp_rank = {rank:Int32}"
+_FLEET = "scope = 'fleet' AND tier = 'GPU'"
+_TOP = "GROUP BY instance_id, dp_rank ORDER BY most DESC LIMIT 20"
+
+_QUESTIONS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "repeat_compute": (
+        ("top ranks", f"SELECT instance_id, dp_rank, sum(evicted_tokens) AS most, min(coverage) FROM {{view}} WHERE {{span}} {_TOP}"),
+        ("one rank", f"SELECT * FROM {{view}} WHERE {_OF_RANK} AND {{span}}"),
+    ),
+    "repeat_compute_fleet": (("", "SELECT * FROM {view} WHERE {span}"),),
+    "repeat_compute_by_workload": (("", "SELECT * FROM {view} WHERE {span}"),),
+    "repeat_compute_by_model": (("", "SELECT * FROM {view} WHERE {span}"),),
+    "gpu_time": (("", "SELECT * FROM {view} WHERE {span}"),),
+    "duplicate_footprint": (
+        ("the fleet", f"SELECT * FROM {{view}} WHERE {_FLEET} AND {{span}}"),
+        ("workloads", "SELECT * FROM {view} WHERE scope = 'workload' AND tier = 'GPU' AND {span}"),
+        (
+            "top ranks",
+            "SELECT scope_key, max(extra_tokens_max) AS most FROM {view} WHERE scope = 'rank' AND tier = 'GPU' AND {span} "
+            "GROUP BY scope_key ORDER BY most DESC LIMIT 20",
+        ),
+        ("one rank", "SELECT * FROM {view} WHERE scope = 'rank' AND scope_key = {key:String} AND tier = 'GPU' AND {span}"),
+    ),
+    "workload_pairs": (("", "SELECT * FROM {view} WHERE tier = 'GPU' AND {span}"),),
+    "return_times": (
+        ("", "SELECT what, from_us, to_us, sum(blocks), min(coverage) FROM {view} WHERE {span} GROUP BY what, from_us, to_us"),
+    ),
+    "rank_health": (
+        (
+            "worst ranks",
+            "SELECT instance_id, dp_rank, sum(observed_us) / sum(expected_us) AS share, sum(lost_batches), sum(restarts) "
+            "FROM {view} WHERE {span} GROUP BY instance_id, dp_rank ORDER BY share LIMIT 20",
+        ),
+        ("one rank", f"SELECT * FROM {{view}} WHERE {_OF_RANK} AND {{span}}"),
+    ),
+    "coverage": (("", "SELECT * FROM {view} WHERE {span}"),),
+}
+"""What people ask of the views of a grain, over the whole span. A view that is not here is asked for everything in the span."""
+
+_ALONE: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "coverage_gaps": (("newest 500", "window_start", "SELECT * FROM {view} WHERE {span} ORDER BY window_start DESC LIMIT 500"),),
+    "interruptions": (("newest 500", "observed_at", "SELECT * FROM {view} WHERE {span} ORDER BY observed_at DESC LIMIT 500"),),
+    "top_shared_prefixes": (("", "", "SELECT * FROM {view}"),),
+    "deploys_declared": (("", "", "SELECT * FROM {view}"),),
+    "deploy_effect": (("", "", "SELECT * FROM {view}"),),
+    "life_primary_groups": (("", "", "SELECT * FROM {view}"),),
+}
+"""Views of no grain that answer for the whole span: question, column of time, SQL."""
+
+_OF_ROWS: Mapping[str, tuple[str, str]] = {
+    "repeat_compute": ("window_start", _OF_RANK),
+    "rank_window_groups": ("window_start", _OF_RANK),
+    "return_times": ("window_start", _OF_RANK),
+    "metric_breaches": ("window_start", _OF_RANK),
+    "recomputed_blocks": ("back_at", _OF_RANK),
+    "duplicate_footprint": ("window_start", "scope = 'rank' AND scope_key = {key:String} AND tier = 'GPU'"),
+    "workload_pairs": ("window_start", "tier = 'GPU' AND workload_a = 'agents' AND workload_b = 'chat'"),
+}
+"""Views of single windows and blocks: column of time, and what picks one rank."""
+
+_TABLES: Mapping[str, tuple[str, str]] = {
+    "rank_windows": ("window_start", _OF_RANK),
+    "block_events": ("at", _OF_RANK),
+    "lifecycle": ("at", _OF_RANK),
+    "engine_metrics": ("at", _OF_RANK),
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of engine time, microseconds."""
+
+    name: str
+    since_us: int
+    until_us: int
+
+
+def span(fleet: Fleet, name: str, length_s: int, before_end_s: int = 0) -> Span:
+    """``length_s`` seconds that end ``before_end_s`` before the data does."""
+    until = fleet.end_s - before_end_s
+    return Span(name, (until - length_s) * 1_000_000, until * 1_000_000)
+
+
+def whole(fleet: Fleet) -> Span:
+    """Everything that was filled."""
+    return span(fleet, f"{fleet.days} d", fleet.days * 86_400)
+
+
+def a_rank(fleet: Fleet) -> tuple[str, int]:
+    """A rank in the middle of the fleet that has facts: its instance and number."""
+    number = fleet.fact_stride * (min(fleet.fact_ranks, fleet.ranks) // 2)
+    instance = number // RANKS_PER_INSTANCE
+    return f"{(*WORKLOADS, 'misc')[instance % 7]}-{instance:04d}", number % RANKS_PER_INSTANCE
+
+
+def _parameters(fleet: Fleet, of: Span) -> dict[str, object]:
+    instance_id, dp_rank = a_rank(fleet)
+    return {
+        "since": of.since_us,
+        "until": of.until_us,
+        "instance": instance_id,
+        "rank": dp_rank,
+        "key": f"{instance_id}/{dp_rank}",
+    }
+
+
+def of_views(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
+    """The whole span of each of ``views`` that has a grain or answers for a whole span. ``rollup_*`` are what others are made of."""
+    everything = whole(fleet)
+    for view in sorted(views):
+        if view in _OF_ROWS or view.startswith("rollup_"):
+            continue
+        parameters = _parameters(fleet, everything)
+        if match := _GRAIN.fullmatch(view):
+            base, grain = match.groups()
+            for question, sql in _QUESTIONS.get(base, (("", "SELECT * FROM {view} WHERE {span}"),)):
+                text = _fill(sql, view, "window_start")
+                yield Query(_name(view, question), grain, everything.name, text, parameters, SPAN_MS)
+            continue
+        for question, time, sql in _ALONE.get(view, (("", "window_start", "SELECT * FROM {view} WHERE {span}"),)):
+            yield Query(_name(view, question), "", everything.name, _fill(sql, view, time), parameters, SPAN_MS)
+
+
+def rank_hour(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
+    """One rank's hour, in the middle of the last day, of each view and large table of single windows, blocks and life signs."""
+    hour = span(fleet, "1 h", 3_600, before_end_s=39_600)
+    present = set(views)
+    for view, (time, where) in {**{name: how for name, how in _OF_ROWS.items() if name in present}, **_TABLES}.items():
+        sql = f"SELECT * FROM {view} WHERE {where} AND {in_span(time)}"
+        yield Query(_name(view, "a rank's hour"), "rows", hour.name, sql, _parameters(fleet, hour), HOUR_MS)
+
+
+def recent(fleet: Fleet) -> Iterator[Query]:
+    """The windows themselves, for the whole fleet and short spans: told for information."""
+    causes = ", ".join(f"sum({cause}_tokens)" for cause in ("evicted", "cleared", "restarted"))
+    inside = in_span("window_start")
+    for name, seconds in (("15 min", 900), ("1 h", 3_600)):
+        of = span(fleet, name, seconds)
+        for label, sql in (
+            (
+                "repeat_compute: the fleet",
+                f"SELECT window_start, {causes}, avg(coverage) FROM repeat_compute WHERE {inside} GROUP BY window_start",
+            ),
+            (
+                "repeat_compute: by workload",
+                f"SELECT workload, {causes}, avg(coverage) FROM repeat_compute WHERE {inside} GROUP BY workload",
+            ),
+            (
+                "duplicate_footprint: the fleet",
+                f"SELECT window_start, inside_tokens_mean, between_tokens_mean FROM duplicate_footprint WHERE {_FLEET} AND {inside}",
+            ),
+            (
+                "duplicate_footprint: top ranks",
+                "SELECT scope_key, max(extra_tokens_max) AS most FROM duplicate_footprint "
+                f"WHERE scope = 'rank' AND tier = 'GPU' AND {inside} GROUP BY scope_key ORDER BY most DESC LIMIT 20",
+            ),
+            ("return_times: the fleet", f"SELECT what, from_us, sum(blocks) FROM return_times WHERE {inside} GROUP BY what, from_us"),
+        ):
+            yield Query(label, "10 s", name, sql, _parameters(fleet, of))
+
+
+def _fill(sql: str, view: str, time: str) -> str:
+    return sql.replace("{view}", view).replace("{span}", in_span(time))
+
+
+def _name(view: str, question: str) -> str:
+    return f"{view}: {question}" if question else view

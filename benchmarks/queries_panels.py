@@ -1,0 +1,31 @@
+"""Every dashboard panel over the whole span, as Grafana would ask for it. Pure but for asking what variables offer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.queries_list import GRAINS, SPAN_MS, a_rank, whole
+from benchmarks.queries_rows import Fleet
+from benchmarks.queries_run import Query
+from infra.grafana.build import DASHBOARDS, choose, expand, panels
+
+_GRAIN = re.compile(rf"\w_({'|'.join(GRAINS)})\b")
+_STEPS = 500
+"""Points that a panel asks for: its width in pixels or so."""
+
+
+def of_panels(ask: Callable[[str], Sequence[Sequence[Any]]], fleet: Fleet) -> Iterator[Query]:
+    """Each panel's query with everything put in that is chosen when its dashboard is opened on the whole span."""
+    everything = whole(fleet)
+    from_ms, to_ms = everything.since_us // 1_000, everything.until_us // 1_000
+    step_ms = (to_ms - from_ms) // _STEPS
+    instance_id, dp_rank = a_rank(fleet)
+    for dashboard in DASHBOARDS:
+        chosen = choose(dashboard.file, ask, from_ms, to_ms, {"rank": f"{instance_id}/{dp_rank}"})
+        for file, title, sql in panels():
+            if file == dashboard.file:
+                name = f"panel {file.removeprefix('kvcensus-')}: {title}"
+                text = expand(sql, from_ms, to_ms, chosen, step_ms)
+                yield Query(name, "/".join(sorted(set(_GRAIN.findall(text)))), everything.name, text, {}, SPAN_MS)
