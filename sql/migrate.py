@@ -185,7 +185,10 @@ def cluster_for(database: Database, asked: str | None) -> Cluster | None:
 
     Raises :class:`KvcensusError` if that is not what the database was set up for, or if nobody says which cluster it is.
     """
-    found = set_up(database)
+    return _cluster(database, set_up(database), asked)
+
+
+def _cluster(database: Database, found: SetUp | None, asked: str | None) -> Cluster | None:
     if asked is not None and database.kind != "server":
         raise KvcensusError("a cluster is of ClickHouse servers: name one of them with --clickhouse-url; the embedded store is one process")
     if found is None:
@@ -227,8 +230,10 @@ def apply(
 
     Raises :class:`KvcensusError` as :func:`pending` and :func:`cluster_for` do, and naming the statement that failed.
     """
-    on = cluster_for(database, cluster)
-    if database.can_write:
+    found = set_up(database)
+    on = _cluster(database, found, cluster)
+    # Once set up, a start needs no right to create anything, and no answer from every node.
+    if database.can_write and (found is None or (found.clustered and found.cluster is None)):
         database.create_database()
         if on is not None:
             database.command(clusters.create_database(on))
