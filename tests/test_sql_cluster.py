@@ -343,3 +343,15 @@ def test_several_shards_can_answer_every_view_under_any_users_settings(node: str
         assert database.query(looked_up).rows == [(0,)]
         with pytest.raises(StoreError, match="distributed_product_mode"):
             database.query(f"{looked_up} {deny}")
+
+
+def test_inserts_wait_for_the_shards_and_repeat_what_is_equal(node: str, tmp_path: Path) -> None:
+    names = ("insert_distributed_sync", "insert_deduplicate", "parallel_distributed_insert_select")
+    said = ", ".join(f"{name} Int64 DEFAULT toInt64(getSetting('{name}'))" for name in names)
+    with connect(f"{node}/settings", tmp_path) as database:
+        database.create_database()
+        database.command(f"CREATE TABLE said (n Int8, {said}) ENGINE = Memory")
+        database.insert("said", ["n"], [[1]])
+        database.command("INSERT INTO said (n) SELECT 2")
+        assert database.query("SELECT * FROM said ORDER BY n").rows == [(1, 1, 0, 0), (2, 1, 0, 0)]
+        assert database.query("SELECT getSetting('distributed_product_mode')").rows == [("global",)]
