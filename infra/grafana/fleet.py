@@ -236,7 +236,7 @@ def _content() -> Row:
                 "Which prefixes lie on several ranks at once? Unit: tokens beyond the first copy, length × (copies − 1); depth from the "
                 "start of the prompt. Never add instants.",
                 f"""
-                SELECT place, hex(content_id) AS content, depth_tokens AS depth, tokens, copies, instances,
+                SELECT place, lower(hex(content_id)) AS content, depth_tokens AS depth, tokens, copies, instances,
                     extra_tokens AS "extra tokens", extra_bytes AS "extra bytes", coverage, {f.in_words("register")} AS register,
                     arrayStringConcat(workloads, ', ') AS workloads, arrayStringConcat(models, ', ') AS models,
                     arrayStringConcat(ranks, ', ') AS ranks, first_seen AS "first seen", as_of AS "as of"

@@ -55,7 +55,7 @@ def used_variables(sql: str) -> set[str]:
 def _variable(found: re.Match[str], known: Mapping[str, Value]) -> str:
     name, form = found.group(1) or found.group(3), found.group(2)
     if name not in known:
-        if name.startswith("__"):
+        if found.group(3) and name.startswith("__"):
             return found.group(0)  # a macro of the data source
         raise UnknownMacro(f"no variable is named {name!r}")
     value = known[name]

@@ -107,7 +107,7 @@ def _blocks() -> Row:
         [
             bars(
                 "How soon lost content came back, and how long it had lasted, blocks",
-                "How long was content away before it was stored again, by how it was lost; lifetime: how long evicted content had been "
+                "How long was content away before it was stored again, by how it was lost? Lifetime: how long evicted content had been "
                 "resident. Unit: blocks of the primary group. Lower bounds; coverage and register are in the table beside.",
                 f"""
                 SELECT {f.WITHIN} AS within, evicted, cleared, restarted, lifetime
@@ -126,7 +126,7 @@ def _blocks() -> Row:
                 f"""
                 SELECT r.back_at AS back, toString(r.cause) AS cause, r.tokens AS tokens, r.elapsed_us / 1e6 AS away,
                     r.gpu_us / 1e6 AS "GPU time", r.stored_at AS stored, r.lost_at AS lost,
-                    hex(r.content_id) AS content, hex(r.parent_content_id) AS "content before",
+                    lower(hex(r.content_id)) AS content, lower(hex(r.parent_content_id)) AS "content before",
                     if(w.window_us > 0, w.observed_us / w.window_us, 0) AS coverage,
                     if(w.window_us > 0, {f.in_words("w.register")}, 'indeterminate') AS register, r.group_idx AS "cache group"
                 FROM (
