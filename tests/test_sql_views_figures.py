@@ -70,7 +70,7 @@ def test_repeat_compute_is_that_of_the_figures(sample: Database, hour: int) -> N
         told["tokens"] - told["rated_tokens"] for cause in CAUSES if (told := shown(sample, hour)["repeat_compute"][cause])
     )
     for by, view in (("workload", "repeat_compute_by_workload_1h"), ("model", "repeat_compute_by_model_1h")):
-        expected = by_key(shown(sample, hour, by)["repeat_compute"])  # type: ignore[arg-type]
+        expected = by_key(shown(sample, hour, by)["repeat_compute"])
         found = {row[by]: row for row in rows(sample, view, hour)}
         assert found.keys() == expected.keys()
         for key, row in found.items():

@@ -135,6 +135,7 @@ COMMENT 'What was computed again, by cause? One row per rank, life and day, from
 
 CREATE OR REPLACE VIEW rollup_repeat_compute_fleet AS
 WITH
+    cityHash64(r.instance_id, r.dp_rank) AS rank,
     -- Of some it may not be known: then the sum is of the others, and unrated_tokens says of how many tokens not. Of none: NULL.
     (seconds, tokens) -> if(seconds = 0 AND tokens > 0, NULL, seconds) AS gpu_seconds
 SELECT
@@ -144,17 +145,17 @@ SELECT
     semantics_version,
     key_epoch,
     min(r.is_final) AS is_final,
-    uniqExactIf((r.instance_id, r.dp_rank), r.life_id != '') AS ranks,
-    uniqExact(r.instance_id, r.dp_rank) AS expected_ranks,
-    uniqExactIf((r.instance_id, r.dp_rank), r.measurable) AS ranks_measured,
-    uniqExactIf((r.instance_id, r.dp_rank), r.concurrent_tokens IS NOT NULL) AS ranks_telling_concurrent,
+    uniqExactIf(rank, r.life_id != '') AS ranks,
+    uniqExact(rank) AS expected_ranks,
+    uniqExactIf(rank, r.measurable) AS ranks_measured,
+    uniqExactIf(rank, r.concurrent_tokens IS NOT NULL) AS ranks_telling_concurrent,
     sum(r.observed_us) AS observed_us,
     sum(r.expected_us) AS expected_us,
     if(expected_us > 0, least(1, observed_us / expected_us), 0) AS coverage,
     multiIf(
         countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate', max(r.register != 'exact'), 'lower_bound', 'exact'
     ) AS register,
-    arraySort(groupUniqArrayArray(r.reasons)) AS reasons,
+    arraySort(arrayDistinct(arrayFlatten(groupUniqArray(r.reasons)))) AS reasons,
     sum(r.evicted_tokens) AS evicted_tokens,
     sum(r.evicted_blocks) AS evicted_blocks,
     sum(r.cleared_tokens) AS cleared_tokens,
@@ -189,6 +190,7 @@ COMMENT 'What did the whole fleet compute again, by cause? One row per day, and 
 
 CREATE OR REPLACE VIEW rollup_repeat_compute_by_workload AS
 WITH
+    cityHash64(r.instance_id, r.dp_rank) AS rank,
     -- Of some it may not be known: then the sum is of the others, and unrated_tokens says of how many tokens not. Of none: NULL.
     (seconds, tokens) -> if(seconds = 0 AND tokens > 0, NULL, seconds) AS gpu_seconds
 SELECT
@@ -199,17 +201,17 @@ SELECT
     semantics_version,
     key_epoch,
     min(r.is_final) AS is_final,
-    uniqExactIf((r.instance_id, r.dp_rank), r.life_id != '') AS ranks,
-    uniqExact(r.instance_id, r.dp_rank) AS expected_ranks,
-    uniqExactIf((r.instance_id, r.dp_rank), r.measurable) AS ranks_measured,
-    uniqExactIf((r.instance_id, r.dp_rank), r.concurrent_tokens IS NOT NULL) AS ranks_telling_concurrent,
+    uniqExactIf(rank, r.life_id != '') AS ranks,
+    uniqExact(rank) AS expected_ranks,
+    uniqExactIf(rank, r.measurable) AS ranks_measured,
+    uniqExactIf(rank, r.concurrent_tokens IS NOT NULL) AS ranks_telling_concurrent,
     sum(r.observed_us) AS observed_us,
     sum(r.expected_us) AS expected_us,
     if(expected_us > 0, least(1, observed_us / expected_us), 0) AS coverage,
     multiIf(
         countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate', max(r.register != 'exact'), 'lower_bound', 'exact'
     ) AS register,
-    arraySort(groupUniqArrayArray(r.reasons)) AS reasons,
+    arraySort(arrayDistinct(arrayFlatten(groupUniqArray(r.reasons)))) AS reasons,
     sum(r.evicted_tokens) AS evicted_tokens,
     sum(r.evicted_blocks) AS evicted_blocks,
     sum(r.cleared_tokens) AS cleared_tokens,
@@ -244,6 +246,7 @@ COMMENT 'What did each workload (NULL: undeclared) compute again, by cause? One 
 
 CREATE OR REPLACE VIEW rollup_repeat_compute_by_model AS
 WITH
+    cityHash64(r.instance_id, r.dp_rank) AS rank,
     -- Of some it may not be known: then the sum is of the others, and unrated_tokens says of how many tokens not. Of none: NULL.
     (seconds, tokens) -> if(seconds = 0 AND tokens > 0, NULL, seconds) AS gpu_seconds
 SELECT
@@ -254,17 +257,17 @@ SELECT
     semantics_version,
     key_epoch,
     min(r.is_final) AS is_final,
-    uniqExactIf((r.instance_id, r.dp_rank), r.life_id != '') AS ranks,
-    uniqExact(r.instance_id, r.dp_rank) AS expected_ranks,
-    uniqExactIf((r.instance_id, r.dp_rank), r.measurable) AS ranks_measured,
-    uniqExactIf((r.instance_id, r.dp_rank), r.concurrent_tokens IS NOT NULL) AS ranks_telling_concurrent,
+    uniqExactIf(rank, r.life_id != '') AS ranks,
+    uniqExact(rank) AS expected_ranks,
+    uniqExactIf(rank, r.measurable) AS ranks_measured,
+    uniqExactIf(rank, r.concurrent_tokens IS NOT NULL) AS ranks_telling_concurrent,
     sum(r.observed_us) AS observed_us,
     sum(r.expected_us) AS expected_us,
     if(expected_us > 0, least(1, observed_us / expected_us), 0) AS coverage,
     multiIf(
         countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate', max(r.register != 'exact'), 'lower_bound', 'exact'
     ) AS register,
-    arraySort(groupUniqArrayArray(r.reasons)) AS reasons,
+    arraySort(arrayDistinct(arrayFlatten(groupUniqArray(r.reasons)))) AS reasons,
     sum(r.evicted_tokens) AS evicted_tokens,
     sum(r.evicted_blocks) AS evicted_blocks,
     sum(r.cleared_tokens) AS cleared_tokens,
@@ -548,7 +551,7 @@ FROM
             max(w.register != 'exact') OR max(w.observed_us < w.expected), 'lower_bound',
             'exact'
         ) AS register,
-        arraySort(groupUniqArrayArray(w.reasons)) AS reasons,
+        arraySort(arrayDistinct(arrayFlatten(groupUniqArray(w.reasons)))) AS reasons,
         [
             (CAST('evicted', 'String'), sumMapIf(w.`groups.back_evicted_buckets`[i], w.`groups.back_evicted_counts`[i], measured)),
             ('cleared', sumMapIf(w.`groups.back_cleared_buckets`[i], w.`groups.back_cleared_counts`[i], measured)),
@@ -594,8 +597,8 @@ SELECT
     h.dp_rank AS dp_rank,
     h.window_start AS window_start,
     h.window_us AS window_us,
-    h.workload AS workload,
-    h.model AS model,
+    h.last.1 AS workload,
+    h.last.2 AS model,
     h.semantics_version AS semantics_version,
     h.observed_us AS observed_us,
     h.expected_us AS expected_us,
@@ -615,28 +618,31 @@ SELECT
     h.scrapes AS scrapes,
     h.breaches_found AS breaches_found,
     h.last_batch AS last_batch,
-    if(h.departed, NULL, greatest(0, (toUnixTimestamp64Micro(reached) - toUnixTimestamp64Micro(h.last_batch)) / 1e6)) AS lag_seconds,
-    h.resident_blocks AS resident_blocks,
-    h.pool_blocks AS pool_blocks,
-    h.departed AS departed
+    if(h.last.5, NULL, greatest(0, (toUnixTimestamp64Micro(reached) - toUnixTimestamp64Micro(h.last_batch)) / 1e6)) AS lag_seconds,
+    h.last.3 AS resident_blocks,
+    h.last.4 AS pool_blocks,
+    h.last.5 AS departed
 FROM
 (
     SELECT
         w.grain AS grain, w.instance_id AS instance_id, w.dp_rank AS dp_rank, w.window_start AS window_start, any(w.window_us) AS window_us,
-        argMax(tuple(w.workload), (w.last_window, w.part)).1 AS workload, argMax(tuple(w.model), (w.last_window, w.part)).1 AS model,
         w.semantics_version AS semantics_version, sum(w.observed_us) AS observed_us, sum(w.expected) AS expected_us,
-        sum(w.`groups.stored_tokens`[w.i]) AS stored, sum(w.`groups.resolved_tokens`[w.i]) AS resolved,
+        argMax((w.workload, w.model, w.resident, w.pool_blocks, w.departed), w.place) AS last,
+        sum(w.stored) AS stored, sum(w.resolved) AS resolved,
         max(w.kv_connector IS NOT NULL) AS connector, max(w.register != 'exact') AS inexact,
-        arraySort(groupUniqArrayArray(w.reasons)) AS reasons,
+        arraySort(arrayDistinct(arrayFlatten(groupArrayIf(w.reasons, notEmpty(w.reasons))))) AS reasons,
         sum(w.batches) AS batches, sum(w.lost_batches) AS lost_batches, sum(w.refused_batches) AS refused_batches,
         sum(w.duplicate_batches) AS duplicate_batches, sum(w.unknown_events) AS unknown_events,
         uniqExactIf(w.life_id, w.life_id != '') AS lives, sum(w.scrapes) AS scrapes, sum(w.breaches_found) AS breaches_found,
-        max(w.last_batch) AS last_batch, argMax(arraySum(w.`groups.resident_blocks`), (w.last_window, w.part)) AS resident_blocks,
-        argMax(tuple(w.pool_blocks), (w.last_window, w.part)).1 AS pool_blocks, argMax(w.departed, (w.last_window, w.part)) AS departed
+        max(w.last_batch) AS last_batch
     FROM
     (
         SELECT
             w.*, indexOf(w.`groups.group_idx`, p.primary_group) AS i,
+            w.`groups.stored_tokens`[i] AS stored, w.`groups.resolved_tokens`[i] AS resolved,
+            arraySum(w.`groups.resident_blocks`) AS resident,
+            -- Which part came last: that whose newest window is the later, or the one of the two that began later.
+            toUnixTimestamp64Milli(w.last_window) * 65536 + w.part AS place,
             greatest(
                 toInt64(0), w.expected_us - greatest(toInt64(0), toUnixTimestamp64Micro(w.expected_until) - toUnixTimestamp64Micro(clock))
             ) AS expected
@@ -667,6 +673,7 @@ CREATE OR REPLACE VIEW rank_health_1d AS SELECT * EXCEPT grain FROM rollup_rank_
 COMMENT 'Is each rank seen, and is what it says believable? One row per rank and day; coverage is observed_us / expected_us, with its reasons; lag_seconds: how long it had been silent at the end (NULL: no batch, or it had departed); lives and restarts of the engine; lost, refused and repeated batches; breaches_found: contradictions with the engine''s own metrics in so many scrapes; unit of resident_blocks and pool_blocks, at the end: blocks of all groups. Register: how repeat compute of the row may be read.';
 
 CREATE OR REPLACE VIEW rollup_coverage AS
+WITH (SELECT max(newest) FROM fleet_clock) AS clock
 SELECT
     grain,
     window_start,
@@ -677,15 +684,37 @@ SELECT
     sum(r.observed_us) AS observed_us,
     sum(r.expected_us) AS expected_us,
     if(expected_us > 0, least(1, observed_us / expected_us), 0) AS coverage,
-    min(r.coverage) AS lowest,
-    countIf(r.coverage < 1) AS ranks_with_gaps,
-    countIf(has(r.reasons, 'absent')) AS ranks_absent,
+    min(if(r.expected_us > 0, least(1, r.observed_us / r.expected_us), 0)) AS lowest,
+    countIf(r.observed_us < r.expected_us) AS ranks_with_gaps,
+    countIf(r.absent) AS ranks_absent,
     sum(r.lost_batches) AS lost_batches,
     sum(r.refused_batches) AS refused_batches,
     sum(r.breaches_found) AS breaches_found,
-    arraySort(groupUniqArrayArray(r.reasons)) AS reasons,
-    multiIf(sum(r.observed_us) = 0, 'indeterminate', max(r.register != 'exact'), 'lower_bound', 'exact') AS register
-FROM rollup_rank_health AS r
+    arraySort(arrayDistinct(arrayFlatten(groupArrayArray(r.reasons)))) AS reasons,
+    multiIf(
+        sum(r.observed_us) = 0, 'indeterminate',
+        max(r.connector OR r.inexact OR r.observed_us < r.expected_us OR r.observed_us = 0), 'lower_bound',
+        'exact'
+    ) AS register
+FROM
+(
+    SELECT
+        w.grain AS grain, w.window_start AS window_start, any(w.window_us) AS window_us, w.semantics_version AS semantics_version,
+        sum(w.observed_us) AS observed_us, sum(w.expected) AS expected_us, sum(w.batches) AS batches, sum(w.lost_batches) AS lost_batches,
+        sum(w.refused_batches) AS refused_batches, sum(w.breaches_found) AS breaches_found, max(has(w.reasons, 'absent')) AS absent,
+        groupArrayIf(w.reasons, notEmpty(w.reasons)) AS reasons, max(w.kv_connector IS NOT NULL) AS connector,
+        max(w.register != 'exact') AS inexact
+    FROM
+    (
+        SELECT
+            w.*, cityHash64(w.instance_id, w.dp_rank) AS rank,
+            greatest(
+                toInt64(0), w.expected_us - greatest(toInt64(0), toUnixTimestamp64Micro(w.expected_until) - toUnixTimestamp64Micro(clock))
+            ) AS expected
+        FROM (SELECT * FROM rank_rollups FINAL) AS w
+    ) AS w
+    GROUP BY w.grain, w.window_start, w.rank, w.semantics_version
+) AS r
 GROUP BY grain, window_start, semantics_version
 COMMENT 'How much of the fleet was demonstrably observed, and why not all? coverage_5m, _1h and _1d in one: filter on one grain. Unit and register: as there.';
 
