@@ -134,7 +134,8 @@ def store_error(error: Exception, doing: str, place: str) -> StoreError:
 
 _OURS = re.compile(
     r"\b(?:rank_windows|rank_window_groups|life_groups|life_primary_groups|recomputes|repeat_compute|duplicate_windows|duplicate_footprint"
-    r"|shared_prefixes|workload_pairs|return_times|metric_breaches|known_ranks|dead_letters|deploys|rank_rollups|duplicate_rollups|rollup_touched|rollup_spans|rollup_marks|fleet_clock|block_events|batches|rank_messages"
+    r"|shared_prefixes|workload_pairs|return_times|metric_breaches|known_ranks|dead_letters|deploys|rank_rollups"
+    r"|duplicate_rollups|rollup_touched|rollup_spans|rollup_marks|fleet_clock|block_events|batches|rank_messages"
     r"|rank_events|lifecycle|engine_metrics|schema_migrations)\b"
 )
 
