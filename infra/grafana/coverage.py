@@ -9,8 +9,8 @@ from infra.grafana import variables
 from infra.grafana.dashboard import Dashboard
 from infra.grafana.panels import RANK_LINK, Row, link_to, matrix, stat, strip, table, trend
 
-_COVERAGE = f"FROM coverage${{grain}} AS r WHERE {f.IN_RANGE} AND {f.RULES}"
-_HEALTH = f"WHERE {f.IN_RANGE} AND {f.RULES} AND {f.CHOSEN}"
+_COVERAGE, _COVERAGE_SERIES = (f"FROM coverage{grain} AS r WHERE {f.in_range(grain)} AND {f.RULES}" for grain in (f.GRAIN, f.STEP))
+_HEALTH = f"WHERE {f.in_range()} AND {f.RULES} AND {f.CHOSEN}"
 _NEWEST_DAY = "window_start >= greatest($__fromTime, $__toTime - INTERVAL 1 DAY) AND window_start <= $__toTime"
 _LIFE_SIGNS = "l.at >= greatest($__fromTime, $__toTime - INTERVAL 15 MINUTE) AND l.at <= $__toTime"
 _CELL_LINK = link_to(
@@ -40,12 +40,12 @@ def _fleet() -> Row:
             strip(
                 "Coverage of the fleet by window",
                 "How much of the fleet was demonstrably observed? Green from 99 %, red below 80 %.",
-                f"SELECT window_start AS time, coverage {_COVERAGE} ORDER BY time",
+                f"SELECT window_start AS time, coverage {_COVERAGE_SERIES} ORDER BY time",
             ),
             trend(
                 "Coverage, share of 1",
                 "How much of the fleet was demonstrably observed, and of the rank that was seen least?",
-                f'SELECT window_start AS time, coverage, lowest AS "lowest rank" {_COVERAGE} ORDER BY time',
+                f'SELECT window_start AS time, coverage, lowest AS "lowest rank" {_COVERAGE_SERIES} ORDER BY time',
                 unit="percentunit",
                 figures=False,
             ),
@@ -55,7 +55,7 @@ def _fleet() -> Row:
                 f"""
                 SELECT window_start AS time, ranks_expected AS expected, ranks_heard AS heard, ranks_absent AS absent,
                     ranks_with_gaps AS "with gaps"
-                {_COVERAGE}
+                {_COVERAGE_SERIES}
                 ORDER BY time
                 """,
                 figures=False,
@@ -89,16 +89,17 @@ def _ranks() -> Row:
                 "Is each rank seen, and is what it says believable? Lag: seconds of silence at the end of its newest window. "
                 "Contradictions are those with the engine's own metrics.",
                 f"""
+                WITH argMax(
+                    (r.workload, r.model, r.lag_seconds, r.resident_blocks, r.pool_blocks, r.departed), r.window_start
+                ) AS newest
                 SELECT {f.RANK_NAME} AS rank,
-                    argMax(ifNull(r.workload, '{f.UNDECLARED}'), r.window_start) AS workload,
-                    argMax(ifNull(r.model, '{f.UNDECLARED}'), r.window_start) AS model,
+                    ifNull(newest.1, '{f.UNDECLARED}') AS workload, ifNull(newest.2, '{f.UNDECLARED}') AS model,
                     {f.COVERAGE} AS coverage, {f.SUMMED_REGISTER} AS register,
-                    argMax(tuple(r.lag_seconds), r.window_start).1 AS lag, sum(r.restarts) AS restarts, sum(r.batches) AS batches,
+                    newest.3 AS lag, sum(r.restarts) AS restarts, sum(r.batches) AS batches,
                     sum(r.lost_batches) AS lost, sum(r.refused_batches) AS refused, sum(r.duplicate_batches) AS repeated,
                     sum(r.unknown_events) AS "unknown events", sum(r.breaches_found) AS contradictions, sum(r.scrapes) AS scrapes,
-                    min(r.identity_coverage) AS "lowest identity coverage", argMax(r.resident_blocks, r.window_start) AS "resident blocks",
-                    argMax(tuple(r.pool_blocks), r.window_start).1 AS "pool blocks",
-                    if(argMax(r.departed, r.window_start), 'yes', '') AS departed, {f.REASONS} AS reasons
+                    min(r.identity_coverage) AS "lowest identity coverage", newest.4 AS "resident blocks", newest.5 AS "pool blocks",
+                    if(newest.6, 'yes', '') AS departed, {f.REASONS} AS reasons
                 FROM rank_health${{grain}} AS r
                 {_HEALTH}
                 GROUP BY r.instance_id, r.dp_rank
@@ -207,7 +208,7 @@ DASHBOARD = Dashboard(
     "coverage",
     "kvcensus: coverage and health",
     "What was demonstrably observed, every gap with its reason, the health of ranks and forwarders.",
-    (variables.GRAIN, variables.RULES_VERSION, variables.WORKLOAD, variables.MODEL),
+    (variables.GRAIN, variables.STEP, variables.RULES_VERSION, variables.WORKLOAD, variables.MODEL),
     (variables.DEPLOYS,),
     (_fleet(), _ranks(), _forwarders()),
 )

@@ -23,14 +23,14 @@ DEPLOY = Variable(
 _CHOSEN = "deploy_id = ${deploy:singlequote}"
 _WORKLOAD, _MODEL = (f"(SELECT {column} FROM deploys_declared WHERE {_CHOSEN})" for column in ("workload", "model"))
 _REPEAT = f"""
-    FROM repeat_compute${{grain}} AS r
-    WHERE {f.IN_RANGE} AND {f.RULES}
+    FROM repeat_compute{f.STEP} AS r
+    WHERE {f.in_range(f.STEP)} AND {f.RULES}
         AND ({_WORKLOAD} IS NULL OR r.workload = {_WORKLOAD})
         AND ({_MODEL} IS NULL OR r.model = {_MODEL})
 """
 _FOOTPRINT = f"""
-    FROM duplicate_footprint${{grain}} AS r
-    WHERE {f.IN_RANGE} AND {f.RULES} AND tier = 'GPU'
+    FROM duplicate_footprint{f.STEP} AS r
+    WHERE {f.in_range(f.STEP)} AND {f.RULES} AND tier = 'GPU'
         AND scope = multiIf({_WORKLOAD} IS NOT NULL, 'workload', {_MODEL} IS NOT NULL, 'model', 'fleet')
         AND ifNull(r.scope_key, '') = coalesce({_WORKLOAD}, {_MODEL}, '')
 """
@@ -126,7 +126,7 @@ DASHBOARD = Dashboard(
     "deploys",
     "kvcensus: deploy effect",
     "The hour before each declared deploy against the hour after, refused where the sides do not compare.",
-    (variables.GRAIN, variables.RULES_VERSION, DEPLOY, variables.UNIT, variables.SIZE),
+    (variables.STEP, variables.RULES_VERSION, DEPLOY, variables.UNIT, variables.SIZE),
     (variables.DEPLOYS,),
     (_chosen(), _around(), _all()),
 )

@@ -9,8 +9,12 @@ from infra.grafana import variables
 from infra.grafana.dashboard import Dashboard
 from infra.grafana.panels import RANK_LINK, Panel, Row, bars, stat, strip, table, trend
 
-_REPEAT = f"FROM repeat_compute${{grain}} AS r WHERE {f.IN_RANGE} AND {f.RULES} AND {f.CHOSEN}"
-_FOOTPRINT = f"FROM duplicate_footprint${{grain}} AS r WHERE {f.IN_RANGE} AND {f.RULES} AND {f.TIER}"
+_REPEAT, _REPEAT_SERIES = (
+    f"FROM repeat_compute{grain} AS r WHERE {f.in_range(grain)} AND {f.RULES} AND {f.CHOSEN}" for grain in (f.GRAIN, f.STEP)
+)
+_FOOTPRINT, _FOOTPRINT_SERIES = (
+    f"FROM duplicate_footprint{grain} AS r WHERE {f.in_range(grain)} AND {f.RULES} AND {f.TIER}" for grain in (f.GRAIN, f.STEP)
+)
 _DAYS = "window_start > $__toTime - INTERVAL 14 DAY AND window_start <= $__toTime"
 _BACK = f"FROM return_times_1d AS r WHERE {_DAYS} AND {f.RULES} AND {f.chosen('workload')}"
 _NEVER_ADDED = "The causes are never added together; a value that is missing cannot be told."
@@ -87,7 +91,13 @@ def _numbers() -> Row:
                 "Coverage of the fleet",
                 "How much of the fleet was demonstrably observed? A cell for each window; green from 99 %, red below 80 %. Silent ranks "
                 "count as unobserved. Why not all: dashboard Coverage and health.",
-                f"SELECT window_start AS time, coverage FROM coverage${{grain}} WHERE {f.IN_RANGE} AND {f.RULES} ORDER BY time",
+                f"""
+                SELECT window_start AS time, {f.COVERAGE} AS coverage
+                FROM repeat_compute{f.STEP} AS r
+                WHERE {f.in_range(f.STEP)} AND {f.RULES}
+                GROUP BY window_start
+                ORDER BY time
+                """,
             ),
         ],
     )
@@ -98,7 +108,7 @@ def _repeat() -> Row:
         SELECT window_start AS time, ifNull(r.workload, '{f.UNDECLARED}') AS name, r.key_epoch AS key_epoch,
             {f.summed("${cause}")} * 3.6e9 / any(r.window_us) AS "${{cause}}",
             {f.COVERAGE} AS coverage, {f.SUMMED_REGISTER} AS register
-        {_REPEAT}
+        {_REPEAT_SERIES}
         GROUP BY window_start, name, r.key_epoch
     """
     return Row(
@@ -107,12 +117,12 @@ def _repeat() -> Row:
             trend(
                 "Repeat compute by cause, ${unit:text} per hour",
                 f"What is computed again, and why? {_BOUND} {_NEVER_ADDED} The newest window is still filling.",
-                f.repeat_series(_REPEAT),
+                f.repeat_series(_REPEAT_SERIES),
             ),
             trend(
                 "GPU time of repeat compute, GPU seconds per hour",
                 f"How much GPU time goes into computing again? {_ESTIMATE} {_BOUND} {_NEVER_ADDED}",
-                f.repeat_series(_REPEAT, "gpu_seconds"),
+                f.repeat_series(_REPEAT_SERIES, "gpu_seconds"),
                 unit="s",
             ),
             trend(
@@ -128,7 +138,7 @@ def _repeat() -> Row:
                     if(sum(r.gpu_seconds) = 0 AND sum(r.tokens) > 0, NULL, sum(r.gpu_seconds)) AS "GPU time", sum(r.tokens) AS tokens,
                     min(r.coverage) AS "lowest coverage", {f.SUMMED_REGISTER} AS register, r.key_epoch AS "key epoch"
                 FROM gpu_time${{grain}} AS r
-                WHERE {f.IN_RANGE} AND {f.RULES} AND {f.chosen("workload")}
+                WHERE {f.in_range()} AND {f.RULES} AND {f.chosen("workload")}
                 GROUP BY r.workload, r.cause, r.key_epoch
                 ORDER BY "GPU time" DESC NULLS LAST
                 """,
@@ -155,7 +165,7 @@ def _footprint() -> Row:
             trend(
                 "Extra copies on ${tier}, ${size:text}, mean of each window",
                 f"How much is held twice, inside an instance and between instances? Of the whole fleet. {_BOUND}",
-                f.footprint_series(f"{_FOOTPRINT} AND scope = 'fleet'"),
+                f.footprint_series(f"{_FOOTPRINT_SERIES} AND scope = 'fleet'"),
             ),
             table(
                 "Who shares what: pairs of workloads",
@@ -168,7 +178,7 @@ def _footprint() -> Row:
                     max(r.shared_tokens_max) AS "at most", argMax(r.shared_tokens_end, r.window_start) AS now,
                     {f.COVERAGE} AS coverage, {f.weakest("r.register")} AS register, r.key_epoch AS "key epoch", {f.REASONS} AS reasons
                 FROM workload_pairs${{grain}} AS r
-                WHERE {f.IN_RANGE} AND {f.RULES} AND {f.TIER}
+                WHERE {f.in_range()} AND {f.RULES} AND {f.TIER}
                 GROUP BY r.workload_a, r.workload_b, r.key_epoch
                 ORDER BY "shared tokens, mean" DESC
                 LIMIT 100
@@ -256,6 +266,7 @@ DASHBOARD = Dashboard(
     "What the fleet computed again, and how much KV cache holds the same twice. Two numbers, never added together, each with its coverage.",
     (
         variables.GRAIN,
+        variables.STEP,
         variables.RULES_VERSION,
         variables.WORKLOAD,
         variables.MODEL,

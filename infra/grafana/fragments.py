@@ -7,13 +7,23 @@ CAUSES = ("evicted", "cleared", "restarted", "concurrent", "ambiguous_reload")
 
 CAUSE_COLUMNS = ", ".join(f'"{cause.replace("_", " ")}"' for cause in CAUSES)
 
-IN_RANGE = "$__timeFilter(window_start)"
+GRAIN, STEP = "${grain}", "${step}"
+"""Suffixes of views: of those that tables and totals read, and those that series read, which may be finer."""
+
 RULES = "semantics_version = ${semantics_version}"
 """One version of the counting rules: figures are never added across two."""
 
 TIER = "tier = ${tier:singlequote}"
 
 UNDECLARED = "(undeclared)"
+
+
+def in_range(view: str = GRAIN) -> str:
+    """All windows of ``view`` that reach into the range: as elsewhere, it widens to whole windows."""
+    # multiIf, because the engine works it out before it looks at the sorting key; transform it would not.
+    steps = ", ".join(f"endsWith('{view}', '{suffix}'), {seconds}" for suffix, seconds in (("_5m", 300), ("_1h", 3_600), ("_1d", 86_400)))
+    longest = f"multiIf({steps}, 10)"
+    return f"window_start > $__fromTime - {longest} AND window_start < $__toTime"
 
 
 def chosen(column: str) -> str:

@@ -9,10 +9,11 @@ from infra.grafana import variables
 from infra.grafana.dashboard import Annotation, Dashboard
 from infra.grafana.panels import Row, bars, stat, strip, table, trend
 
-_REPEAT = f"FROM ${{repeat_compute}} AS r WHERE {f.IN_RANGE} AND {f.RULES} AND {f.THE_RANK}"
+_WINDOWS, _COPIES = "${repeat_compute}", "${duplicate_footprint}"
+_REPEAT = f"FROM {_WINDOWS} AS r WHERE {f.in_range(_WINDOWS)} AND {f.RULES} AND {f.THE_RANK}"
 _FOOTPRINT = f"""
-    FROM ${{duplicate_footprint}} AS r
-    WHERE {f.IN_RANGE} AND {f.RULES} AND scope = 'rank' AND scope_key = ${{rank:singlequote}} AND {f.TIER}
+    FROM {_COPIES} AS r
+    WHERE {f.in_range(_COPIES)} AND {f.RULES} AND scope = 'rank' AND scope_key = ${{rank:singlequote}} AND {f.TIER}
 """
 _TWO_HOURS = "greatest($__fromTime, $__toTime - INTERVAL 2 HOUR)"
 _NEWEST = f"window_start >= {_TWO_HOURS} AND window_start <= $__toTime AND {f.RULES} AND {f.THE_RANK}"
@@ -162,7 +163,7 @@ def _health() -> Row:
                     scrapes, identity_coverage AS "identity coverage", resident_blocks AS "resident blocks", pool_blocks AS "pool blocks",
                     arrayStringConcat(reasons, ', ') AS reasons
                 FROM rank_health${{grain}}
-                WHERE {f.IN_RANGE} AND {f.RULES} AND {f.THE_RANK}
+                WHERE {f.in_range()} AND {f.RULES} AND {f.THE_RANK}
                 ORDER BY window DESC
                 LIMIT 500
                 """,

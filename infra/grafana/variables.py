@@ -5,18 +5,26 @@
 from __future__ import annotations
 
 from infra.grafana.dashboard import Annotation, Variable
-from infra.grafana.fragments import RANK_NAME, UNDECLARED
+from infra.grafana.fragments import RANK_NAME, UNDECLARED, in_range
 
-_ROLLED_UP = "FROM rank_rollups WHERE grain = substring('${grain}', 2) AND $__timeFilter(window_start)"
+_ROLLED_UP = "FROM rank_rollups WHERE grain = substring('${grain}', 2) AND " + in_range()
 _RANGE_S = "($__toTime - $__fromTime)"
 
 GRAIN = Variable(
     "grain",
-    "Grain",
-    f"SELECT multiIf({_RANGE_S} <= 43200, '_5m', {_RANGE_S} <= 604800, '_1h', '_1d') AS grain",
+    "Grain of tables",
+    f"SELECT multiIf({_RANGE_S} <= 21600, '_5m', {_RANGE_S} <= 172800, '_1h', '_1d') AS grain",
     hidden=True,
 )
-"""Suffix of the views: 5 minutes up to half a day, an hour up to a week, a day beyond."""
+"""Suffix of the views behind tables and totals: 5 minutes up to 6 hours, an hour up to two days, a day beyond."""
+
+STEP = Variable(
+    "step",
+    "Grain of series",
+    f"SELECT multiIf({_RANGE_S} <= 43200, '_5m', {_RANGE_S} <= 1382400, '_1h', '_1d') AS step",
+    hidden=True,
+)
+"""Suffix of the views behind series: 5 minutes up to 12 hours, an hour up to 16 days, a day beyond."""
 
 RULES_VERSION = Variable(
     "semantics_version",
@@ -43,8 +51,8 @@ RANK = Variable(
 TIER = Variable(
     "tier",
     "Tier",
-    """
-    SELECT tier FROM duplicate_footprint${grain} WHERE scope = 'fleet' AND $__timeFilter(window_start)
+    f"""
+    SELECT tier FROM duplicate_footprint${{grain}} WHERE scope = 'fleet' AND {in_range()}
     GROUP BY tier ORDER BY tier != 'GPU', tier
     """,
 )
