@@ -105,7 +105,7 @@ def run(
         tables = _filled(database, fleet, folder)
         rolled = roll_up(database, _say)
         if rolled is not None:
-            rest(database, _say)
+            rest(database, _say, 3.0 if fleet.windows > 1_000_000 else 0.0)
             told = {row.table: row for row in tables}
             measured(database, told)
             tables = list(told.values())

@@ -41,7 +41,7 @@ def duplicate_windows(fleet: Fleet, day: int) -> Iterator[Insert]:
 
 def _insert(fleet: Fleet, day: int, scope: str, key: str, keys: int, tier: str, scale: int, *, late: bool) -> Insert:
     per_hour = keys * WINDOWS_PER_HOUR
-    rows = 24 * per_hour // (200 if late else 1)
+    rows = fleet.day_hours * per_hour // (200 if late else 1)
     number = "number * 200 + number % 7" if late else "number"
     return Insert(
         "duplicate_windows",
@@ -79,7 +79,7 @@ def _insert(fleet: Fleet, day: int, scope: str, key: str, keys: int, tier: str, 
 
 def shared_prefixes(fleet: Fleet, day: int) -> Iterator[Insert]:
     """The trunks of one day, told once a minute."""
-    instants = 86_400 // _TELL_S
+    instants = fleet.day_hours * 3_600 // _TELL_S
     names = f"[{', '.join(repr(name) for name in (*WORKLOADS, 'misc'))}]"
     rank_name = (
         f"concat({names}[intDiv(x, {RANKS_PER_INSTANCE}) % 7 + 1], '-', leftPad(toString(intDiv(x, {RANKS_PER_INSTANCE})), 4, '0'), '/',"

@@ -12,15 +12,11 @@ METRICS_EVERY = 25
 _RECURS = 60_000
 """After so many batches a rank stores the same content again."""
 
-_DAY_WINDOWS = 86_400 // WINDOW_S
-
 
 def lifecycle(fleet: Fleet, day: int) -> Iterator[Insert]:
     """A heartbeat every ten seconds of every rank; a start before the first."""
-    rows = fleet.ranks * _DAY_WINDOWS
-    yield Insert(
-        "lifecycle", rows, _lifecycle(fleet, day, rows, f"intDiv(n, {_DAY_WINDOWS})", f"(n % {_DAY_WINDOWS}) * {WINDOW_S} + 3", "heartbeat")
-    )
+    rows, each = fleet.ranks * fleet.day_windows, fleet.day_windows
+    yield Insert("lifecycle", rows, _lifecycle(fleet, day, rows, f"intDiv(n, {each})", f"(n % {each}) * {WINDOW_S} + 3", "heartbeat"))
     if day == 0:
         yield Insert("lifecycle", fleet.ranks, _lifecycle(fleet, day, fleet.ranks, "n", "1", "start"))
 
@@ -57,7 +53,7 @@ def engine_metrics(fleet: Fleet, day: int) -> Iterator[Insert]:
     bounds = "[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1., 2.5, 5., 7.5, 10., 20., 40., 80., inf]"
     yield Insert(
         "engine_metrics",
-        ranks * _DAY_WINDOWS,
+        ranks * fleet.day_windows,
         f"""
     INSERT INTO engine_metrics (
         instance_id, dp_rank, life_id, incarnation, at, process_started, model_name, kv_cache_usage, num_gpu_blocks, block_size,
@@ -80,7 +76,7 @@ def engine_metrics(fleet: Fleet, day: int) -> Iterator[Insert]:
         model_name, 0.3 + busy / 2 + (h % 1000) / 10000, 30000 + (r % 7) * 2500, 16, 4 + toInt64(h % 28), toInt64(h2 % 5), intDiv(up, 9000),
         prompted * 2, toInt64(prompted * 0.6), NULL, NULL, prompted * 2, toInt64(prompted * 0.6), answered * 220,
         ['request_prefill_time', 'time_to_first_token'], [{bounds}, {bounds}], [counts, counts], [answered * 0.21, answered * 0.26]
-    FROM (SELECT number AS n, cityHash64(number) AS h2 FROM numbers_mt({ranks * _DAY_WINDOWS}))
+    FROM (SELECT number AS n, cityHash64(number) AS h2 FROM numbers_mt({ranks * fleet.day_windows}))
     """,
     )
 
@@ -144,7 +140,7 @@ def deploys(fleet: Fleet) -> Iterator[Insert]:
         f"""
     INSERT INTO deploys (deploy_id, version, label, at, workload, model, removed)
     SELECT lower(hex(toUInt32(cityHash64(number)))), 1, concat('build ', toString(4100 + number)),
-        fromUnixTimestamp64Micro(toInt64({fleet.start_s} + number * 43200 + 30000) * 1000000, 'UTC'),
+        fromUnixTimestamp64Micro(toInt64({fleet.start_s} + number * 43200 + 1800) * 1000000, 'UTC'),
         if(number % 3 = 0, 'chat', NULL), NULL, number % 9 = 8
     FROM numbers({fleet.days * 2})
     """,
@@ -169,7 +165,7 @@ def facts(fleet: Fleet) -> Iterator[Insert]:
         cityHash64(r, batch) AS h,
         us + toInt64(h % 150000) AS at_us,
         {life_id(fleet, "intDiv(us, 1000000)")} AS life"""
-    batches = ranks * 24 * per_hour
+    batches = ranks * fleet.day_hours * per_hour
     yield Insert(
         "block_events",
         batches * runs * 2,
@@ -229,7 +225,7 @@ def facts(fleet: Fleet) -> Iterator[Insert]:
     FROM (SELECT number AS n FROM numbers_mt({batches}))
     """,
     )
-    pages = ranks * _DAY_WINDOWS
+    pages = ranks * fleet.day_windows
     yield Insert(
         "rank_messages",
         pages,
@@ -237,8 +233,8 @@ def facts(fleet: Fleet) -> Iterator[Insert]:
     INSERT INTO rank_messages (
         instance_id, dp_rank, life_id, seq, kind, at, observed_at, incarnation, partition, offset, skipped, body
     )
-    WITH {rank_columns(f"intDiv(n, {_DAY_WINDOWS}) * {fleet.fact_stride}")},
-        toInt64({day_s} + (n % {_DAY_WINDOWS}) * {WINDOW_S} + 5) AS t,
+    WITH {rank_columns(f"intDiv(n, {fleet.day_windows}) * {fleet.fact_stride}")},
+        toInt64({day_s} + (n % {fleet.day_windows}) * {WINDOW_S} + 5) AS t,
         (t - {fleet.start_s}) * {BATCHES_PER_SECOND} AS batch,
         cityHash64(r, t) AS h
     SELECT

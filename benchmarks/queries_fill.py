@@ -84,7 +84,7 @@ def fill(database: Database, fleet: Fleet, folder: Path, say: Callable[[str], No
         total += insert.rows
         if insert.rows > 1_000_000:
             say(f"{time.perf_counter() - began:6.0f} s  {total:13,} rows, now {insert.table}")
-    rest(database, say)
+    rest(database, say, 3.0 if fleet.windows > 1_000_000 else 0.0)
     for table in _HEAVY:
         database.command(f"ALTER TABLE {table} RESET SETTING old_parts_lifetime")
     measured(database, tables)
@@ -141,13 +141,14 @@ def measured(database: Database, tables: dict[str, Filled]) -> None:
         row.stored, row.bytes, row.parts = stored, size, parts
 
 
-def rest(database: Database, say: Callable[[str], None], patience_s: float = 900.0) -> None:
-    """Wait until no merge has run for three seconds, as in a store that was left alone for a while; nothing is forced."""
+def rest(database: Database, say: Callable[[str], None], quiet_s: float = 3.0, patience_s: float = 900.0) -> None:
+    """Wait until no merge has run for ``quiet_s``, as in a store that was left alone for a while; nothing is forced."""
     deadline = time.monotonic() + patience_s
-    quiet = 0
-    while quiet < 6 and time.monotonic() < deadline:
-        running = database.query("SELECT count() FROM system.merges").rows[0][0]
-        quiet = 0 if running else quiet + 1
-        time.sleep(0.5)
-    if quiet < 6:
-        say("merges are still running")
+    since = time.monotonic()
+    while time.monotonic() - since < quiet_s:
+        if time.monotonic() > deadline:
+            say("merges are still running")
+            return
+        if database.query("SELECT count() FROM system.merges").rows[0][0]:
+            since = time.monotonic()
+        time.sleep(0.2)

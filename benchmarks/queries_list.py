@@ -109,7 +109,7 @@ def span(fleet: Fleet, name: str, length_s: int, before_end_s: int = 0) -> Span:
 
 def whole(fleet: Fleet) -> Span:
     """Everything that was filled."""
-    return span(fleet, f"{fleet.days} d", fleet.days * 86_400)
+    return span(fleet, f"{fleet.days} d", fleet.end_s - fleet.start_s)
 
 
 def a_rank(fleet: Fleet) -> tuple[str, int]:
@@ -148,8 +148,8 @@ def of_views(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
 
 
 def rank_hour(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
-    """One rank's hour, in the middle of the last day, of each view and large table of single windows, blocks and life signs."""
-    hour = span(fleet, "1 h", 3_600, before_end_s=39_600)
+    """One rank's hour, from the middle of the last day, of each view and large table of single windows, blocks and life signs."""
+    hour = span(fleet, "1 h", 3_600, before_end_s=(fleet.day_hours - 1) // 2 * 3_600)
     present = set(views)
     for view, (time, where) in {**{name: how for name, how in _OF_ROWS.items() if name in present}, **_TABLES}.items():
         sql = f"SELECT * FROM {view} WHERE {where} AND {in_span(time)}"

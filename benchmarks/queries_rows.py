@@ -35,6 +35,7 @@ _FINAL = 1 << 62
 class Fleet:
     """How much to make: windows of ``ranks`` ranks over ``days`` days, facts of the last day for ``fact_ranks`` of them.
 
+    Of each day only the first ``day_hours`` are filled; fewer than 24 are for tests.
     ``fact_rate`` is block events per second and rank (a multiple of :data:`BATCHES_PER_SECOND` x 2). A busy engine has 2,400; twenty of
     them make four billion rows a day, which is a disk's size and not a query's: the facts are asked by rank and hour.
     """
@@ -42,22 +43,28 @@ class Fleet:
     days: int = 14
     ranks: int = 1_000
     fact_ranks: int = 20
-    fact_rate: int = 50
+    fact_rate: int = 40
+    day_hours: int = 24
 
     @property
     def end_s(self) -> int:
         """End of the data, epoch seconds."""
-        return int(END.timestamp())
+        return self.day_s(self.days - 1) + self.day_hours * 3_600
 
     @property
     def start_s(self) -> int:
         """Start of the data, epoch seconds."""
-        return self.end_s - self.days * 86_400
+        return int(END.timestamp()) - self.days * 86_400
 
     @property
     def windows(self) -> int:
         """Rows of ``rank_windows``, replaced ones apart."""
-        return self.days * 8_640 * self.ranks
+        return self.days * self.day_windows * self.ranks
+
+    @property
+    def day_windows(self) -> int:
+        """Windows of one rank in a day."""
+        return self.day_hours * WINDOWS_PER_HOUR
 
     @property
     def fact_stride(self) -> int:
@@ -161,9 +168,10 @@ def _histogram(name: str, count: str, first: str, most: int) -> str:
 def rank_windows(fleet: Fleet, day: int) -> Iterator[Insert]:
     """The windows of one day, in the order of the key, then a few of them again under a higher version."""
     per_hour = fleet.ranks * WINDOWS_PER_HOUR
-    whole = f"numbers_mt({24 * per_hour})"
-    yield Insert("rank_windows", 24 * per_hour, _rank_window_sql(fleet, day, f"SELECT number AS n, 0 AS late FROM {whole}"))
-    again = 24 * per_hour // 200
+    rows = fleet.day_hours * per_hour
+    whole = f"numbers_mt({rows})"
+    yield Insert("rank_windows", rows, _rank_window_sql(fleet, day, f"SELECT number AS n, 0 AS late FROM {whole}"))
+    again = rows // 200
     yield Insert(
         "rank_windows", again, _rank_window_sql(fleet, day, f"SELECT number * 200 + number % 7 AS n, 1 AS late FROM numbers_mt({again})")
     )

@@ -101,15 +101,19 @@ def _text(value: Any) -> str:
 
 
 def measure(asker: Asker, query: Query, runs: int = RUNS) -> Measured:
-    """Median and worst of ``runs`` runs of ``query``, after one to warm up. A query that fails says why."""
+    """Median and worst of ``runs`` runs of ``query``, after one to warm up; of that one, if ``runs`` is 0. A query that fails says why."""
     took: list[float] = []
     try:
-        answer = asker.ask(query.sql, query.parameters)[1]
         before = _cpu_s()
+        milliseconds, answer = asker.ask(query.sql, query.parameters)
+        if runs:
+            before = _cpu_s()
+        else:
+            took.append(milliseconds)
         for _ in range(runs):
             milliseconds, answer = asker.ask(query.sql, query.parameters)
             took.append(milliseconds)
-        cpu_ms = (_cpu_s() - before) / runs * 1e3
+        cpu_ms = (_cpu_s() - before) / len(took) * 1e3
     except Exception as error:
         return Measured(query.name, query.grain, query.span, target_ms=query.target_ms, error=_line(error))
     return Measured(
@@ -173,13 +177,18 @@ def measure_call(
     recording = _Recording(database)
     took: list[float] = []
     try:
-        call(recording)
         before = _cpu_s()
+        started = time.perf_counter()
+        call(recording)
+        if runs:
+            before = _cpu_s()
+        else:
+            took.append((time.perf_counter() - started) * 1e3)
         for _ in range(runs):
             started = time.perf_counter()
             call(database)
             took.append((time.perf_counter() - started) * 1e3)
-        cpu_ms = (_cpu_s() - before) / runs * 1e3
+        cpu_ms = (_cpu_s() - before) / len(took) * 1e3
         answers = [asker.ask(sql, parameters)[1] for sql, parameters in recording.asked]
     except Exception as error:
         return Measured(name, "10 s", span, target_ms=target_ms, error=_line(error))
