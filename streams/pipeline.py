@@ -35,7 +35,7 @@ from streams.faust_table import BUFFER_MESSAGES, PlacedTable
 from streams.positions import Place
 from streams.probe import Probe
 from streams.settings import WorkerSettings, faust_config, untranslated
-from streams.sink import SinkService
+from streams.sink_service import SinkService
 from streams.snapshots import Snapshots
 from streams.startup import Layout, find_layout
 from streams.tables import DUPLICATE_WINDOW_TABLE, RANK_WINDOW_TABLE, WindowLedger

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from schemas.errors import KvcensusError
 from schemas.topics import (
     BATCHES,
     DEAD_LETTERS,
@@ -19,13 +18,13 @@ from schemas.topics import (
     SHARED_PREFIXES,
 )
 from sql.columns import ColumnBatch
-from sql.database import Database, StoreError, StoreUnavailable
+from sql.database import Database, StoreError
 from sql.rows import TableRows
+from streams.sink_trouble import SchemaChanged, of_values
+from streams.sink_values import misfits
 
-_SYSTEMIC_ROWS = 8
-
-# ClickHouse's numbers for values that do not fit their column; every other refusal may pass, so those are tried again.
-_DATA_CODES = frozenset({6, 27, 33, 38, 41, 43, 53, 69, 70, 72, 131, 321, 349, 469})
+Kinds = Mapping[str, Mapping[str, str]]
+"""Table to column to ClickHouse type."""
 
 
 class Refused(Exception):
@@ -84,45 +83,82 @@ class Origins:
         return found
 
 
-def insert(store: Database, batch: ColumnBatch) -> list[tuple[int, str]]:
-    """Insert ``batch``; the rows that the store refuses for their values, with what it said, are left out.
+def column_kinds(store: Database) -> Kinds:
+    """The columns of all tables, as they are now. Raises :class:`StoreError`."""
+    kinds: dict[str, dict[str, str]] = {}
+    for table, column, kind in store.query("SELECT table, name, type FROM system.columns WHERE database = currentDatabase()").rows:
+        kinds.setdefault(table, {})[column] = kind
+    return kinds
 
-    Raises :class:`StoreError` if the store is away or refuses for another reason, and :class:`KvcensusError` if it refuses row after row
-    from the first on: then the schema is at fault.
+
+class Inserter:
+    """Inserts stretches of rows into ``store``, whose columns are ``kinds`` to begin with.
+
+    ``breathe`` is called between attempts where one insert becomes many; what it raises goes through.
     """
-    try:
-        _insert(store, batch.table, batch.column_names, batch.columns)
-    except Refused:
-        return _insert_rest(store, batch)
-    return []
 
+    def __init__(self, store: Database, kinds: Kinds, breathe: Callable[[], None] = lambda: None) -> None:
+        self._store = store
+        self._kinds = kinds
+        self._breathe = breathe
 
-def _insert(store: Database, table: str, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
-    try:
-        store.insert(table, names, columns)
-    except StoreUnavailable:
-        raise
-    except StoreError as error:
-        if error.code is None or error.code in _DATA_CODES:
-            raise Refused(str(error)) from error
-        raise
-    except (TypeError, ValueError, OverflowError, AttributeError, LookupError, ArithmeticError) as error:
-        raise Refused(f"insert into {table}: {error}") from error  # a value that the driver cannot put into its column
+    def insert(self, batch: ColumnBatch, start: int = 0, end: int | None = None) -> list[tuple[int, str]]:
+        """Insert the rows ``start`` to ``end`` of ``batch``; those left out because the store refuses their values, with what it said.
 
-
-def _insert_rest(store: Database, batch: ColumnBatch) -> list[tuple[int, str]]:
-    bad: list[tuple[int, str]] = []
-    pending = [(0, len(batch))]
-    while pending:
-        start, end = pending.pop()
+        Raises :class:`StoreError` if the store is away or refuses for another reason, and :class:`SchemaChanged` if it refuses every row
+        and the columns are no longer those of the beginning: then the rows are not at fault, however many they are. With the columns as
+        they were they are, however many: a producer that writes nothing but nonsense stops nobody else.
+        """
+        end = len(batch) if end is None else end
         try:
-            _insert(store, batch.table, batch.column_names, [column[start:end] for column in batch.columns])
+            self._insert(batch, range(start, end))
         except Refused as error:
-            if end - start > 1:
-                middle = (start + end) // 2
-                pending += [(middle, end), (start, middle)]
+            bad = self._insert_rest(batch, start, end)
+            if len(bad) == end - start and (changed := self._changed(batch)):
+                raise SchemaChanged(f"{error}; no row is taken, and the table has changed: {changed}") from error
+            return bad
+        return []
+
+    def _insert(self, batch: ColumnBatch, rows: Sequence[int]) -> None:
+        whole = isinstance(rows, range)
+        columns = [column[rows[0] : rows[-1] + 1] if whole else [column[row] for row in rows] for column in batch.columns]
+        try:
+            self._store.insert(batch.table, batch.column_names, columns)
+        except StoreError as error:
+            if of_values(error):
+                raise Refused(str(error)) from error
+            raise
+        except (TypeError, ValueError, OverflowError, AttributeError, LookupError, ArithmeticError) as error:
+            raise Refused(f"insert into {batch.table}: {error}") from error  # a value that the driver cannot put into its column
+
+    def _insert_rest(self, batch: ColumnBatch, start: int, end: int) -> list[tuple[int, str]]:
+        """Insert all rows but those at fault; these."""
+        wrong = misfits(batch.column_names, [column[start:end] for column in batch.columns], self._kinds.get(batch.table, {}))
+        bad = [(start + row, f"insert into {batch.table}: {problem}") for row, problem in wrong.items()]
+        pending: list[Sequence[int]] = [[row for row in range(start, end) if row - start not in wrong]]
+        while pending:
+            rows = pending.pop()
+            if not rows:
                 continue
-            bad.append((start, str(error)))
-            if len(bad) == end >= _SYSTEMIC_ROWS:
-                raise KvcensusError(f"{error}; row after row is refused: is the schema of this version? (kvcensus migrate)") from error
-    return bad
+            self._breathe()
+            try:
+                self._insert(batch, rows)
+            except Refused as error:
+                if len(rows) == 1:
+                    bad.append((rows[0], str(error)))
+                else:
+                    middle = len(rows) // 2
+                    pending += [rows[middle:], rows[:middle]]
+        return sorted(bad)
+
+    def _changed(self, batch: ColumnBatch) -> str:
+        """How the columns of a table differ from those of the beginning; empty if they do not."""
+        before, now = self._kinds.get(batch.table, {}), column_kinds(self._store).get(batch.table, {})
+        names = [name for name in batch.column_names if before.get(name) != now.get(name)]
+        return ", ".join(f"{name} is {now.get(name, 'missing')}, was {before.get(name, 'missing')}" for name in names)
+
+
+def excerpt(batch: ColumnBatch, row: int) -> str:
+    """The first values of a row, to be found again by."""
+    values: list[Any] = [column[row] for column in batch.columns[:5]]
+    return ", ".join(repr(value)[:100] for value in values)

@@ -3,6 +3,8 @@
 Run as a process of its own, since a process can have one embedded engine: ``python -m tests.clickhouse_http FOLDER``. It prints its
 port and serves until standard input ends. Requests are answered one at a time; the credentials must be ``tester``/``secret``.
 
+It answers with an error as long as a test wants it to: :func:`refusing`.
+
 With the name of a cluster as a second argument it is the one node of that cluster: Distributed tables are the engine's own. It has no
 keeper, so ``ON CLUSTER`` is left out and replicated engines are taken as the plain ones. There is a cluster ``NAME_twice`` as well, whose
 two shards are both this node: every row is there twice, but a query must be one that several shards can answer.
@@ -13,6 +15,7 @@ from __future__ import annotations
 import base64
 import importlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -28,6 +31,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 USER, PASSWORD = "tester", "secret"
 
+_REFUSAL = "refusal.json"
 _INSERT = re.compile(rb"\s*INSERT INTO (.*?) FORMAT Native\n", re.DOTALL)
 _TRANSPORT = {
     "client_protocol_version",
@@ -89,6 +93,22 @@ def clickhouse_server(folder: Path, cluster: str | None = None) -> Iterator[str]
         process.communicate(timeout=60)
 
 
+@contextmanager
+def refusing(folder: Path, code: int | None, text: str, *, status: int = 500, all_requests: bool = False) -> Iterator[Callable[[], None]]:
+    """The server on ``folder`` refuses inserts, or all requests, until the end or until what it gives is called.
+
+    It gives ClickHouse's error ``code``; with none it answers as a proxy before it would.
+    """
+    place = folder.parent / _REFUSAL
+    draft = place.with_suffix(".draft")
+    draft.write_text(json.dumps({"code": code, "text": text, "status": status, "all": all_requests}), encoding="utf-8")
+    draft.replace(place)
+    try:
+        yield lambda: place.unlink(missing_ok=True)
+    finally:
+        place.unlink(missing_ok=True)
+
+
 class _Engine:
     def __init__(self, folder: str, clustered: bool) -> None:
         self._written: Callable[[str], str] = without_keeper if clustered else str
@@ -118,9 +138,13 @@ class _Engine:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     engine: _Engine
+    refusal: Path
 
     def do_POST(self) -> None:
         body = self._body()
+        if body is None:
+            self._send(400, b"Code: 33. DB::Exception: the body ends early. (CANNOT_READ_ALL_DATA)", 33)
+            return
         expected = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         if self.headers.get("Authorization") != expected:
             self._send(403, b"Code: 516. DB::Exception: tester: Authentication failed. (AUTHENTICATION_FAILED)", 516)
@@ -129,6 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
         parameters = {name.removeprefix("param_"): value for name, value in given.items() if name.startswith("param_")}
         settings = {name: value for name, value in given.items() if not name.startswith("param_") and name not in _TRANSPORT}
         sql = given.get("query", "").encode() + body
+        if self._refused(sql):
+            return
         try:
             result = self.engine.run(sql, parameters, given.get("database"), settings)
         except Exception as error:
@@ -139,7 +165,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST
 
-    def _body(self) -> bytes:
+    def _refused(self, sql: bytes) -> bool:
+        try:
+            refusal = json.loads(self.refusal.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return False
+        if refusal["all"] or _INSERT.match(sql):
+            self._send(refusal["status"], refusal["text"].encode(), refusal["code"], plain=True)
+            return True
+        return False
+
+    def _body(self) -> bytes | None:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
         parts = []
@@ -151,16 +187,19 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "lz4":  # the client's first choice
             lz4: Any = importlib.import_module("lz4.frame")
             with lz4.open(io.BytesIO(body)) as frames:  # one frame per block of the insert; lz4.decompress would read the first alone
-                body = frames.read()
+                try:
+                    body = frames.read()
+                except (RuntimeError, EOFError):  # a client that found a value it cannot send ends its insert in the middle
+                    return None
         return body
 
-    def _send(self, status: int, body: bytes, code: int | None = None) -> None:
+    def _send(self, status: int, body: bytes, code: int | None = None, *, plain: bool = False) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("X-ClickHouse-Timezone", "UTC")
-        if code is None:
+        if code is None and not plain:
             self.send_header("X-ClickHouse-Format", "Native")
-        else:
+        elif code is not None:
             self.send_header("X-ClickHouse-Exception-Code", str(code))
         self.end_headers()
         self.wfile.write(body)
@@ -171,6 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     _Handler.engine = _Engine(sys.argv[1], len(sys.argv) > 2)
+    _Handler.refusal = Path(sys.argv[1]).parent / _REFUSAL
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_address[1], flush=True)

@@ -3,104 +3,18 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
 
 from schemas import codec, topics
-from schemas.records import Batch, DeadLetter, Lifecycle, Op, RankMessage, Record
-from sql.loopback import live_owner
-from sql.store import StoreError, connect
-from streams.settings import WorkerSettings
-from streams.sink import Sink
+from schemas.records import DeadLetter, Op
 from tests.clickhouse_http import clickhouse_server
 from tests.kafka import Kafka
 from tests.passage import Passage
+from tests.sinking import Feed, batch, committed, heartbeat, rows, sinking, until
 from tests.sql_records import START_US, rank_window
-
-PATIENCE = 120.0
-
-
-def until(reached: Callable[[], Any], what: str) -> Any:
-    """The first true value of ``reached``."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := reached()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.05)
-    return value
-
-
-class Feed:
-    """Messages into the topics, all on partition 0."""
-
-    def __init__(self, kafka: Kafka) -> None:
-        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
-
-    def send(self, topic: topics.Topic, *records: Record | bytes) -> None:
-        for record in records:
-            value = record if isinstance(record, bytes) else codec.encode(record)
-            self._producer.produce(topic.name, value, key=b"a/0", partition=0)
-            self._producer.poll(0)
-        assert self._producer.flush(PATIENCE) == 0
-
-
-@contextmanager
-def sinking(kafka: Kafka, data_dir: Path, url: str | None = None) -> Iterator[Sink]:
-    """A sink at work in a thread of this process; it must end by itself when told to."""
-    options = {"session.timeout.ms": "6000"}  # embedded brokers wait half of it before a group starts
-    sink = Sink(WorkerSettings(kafka.bootstrap_servers, data_dir, options=options, clickhouse_url=url))
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            sink.run()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield sink
-    finally:
-        sink.stop()
-        thread.join(PATIENCE)
-    assert not thread.is_alive()
-    assert not failed, failed
-
-
-def rows(question: str, data_dir: Path, url: str | None = None) -> list[tuple[Any, ...]]:
-    """Rows of ``question``; none while nobody answers for the store, or it has no tables yet."""
-    if url is None and live_owner(data_dir) is None:
-        return []
-    try:
-        with connect(url, data_dir) as store:
-            return store.query(question, final=True).rows
-    except StoreError:
-        return []
-
-
-def committed(kafka: Kafka, topic: topics.Topic) -> int:
-    """How many messages lie before the offsets that the sink's group has committed, over all partitions."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "kvcensus-sink"})
-    try:
-        places = [TopicPartition(topic.name, number) for number in range(kafka.partitions)]
-        return sum(max(int(place.offset), 0) for place in consumer.committed(places, timeout=20))
-    finally:
-        consumer.close()
-
-
-def heartbeat(at_ms: int) -> Lifecycle:
-    return Lifecycle("heartbeat", "a", 0, "l", "f", at_ms, 0, 0, 0, 0, 0, 0, 0, duplicates=0, replayed=0, publisher_restarts=0)
-
-
-def batch(seq: int, *ops: Op) -> RankMessage:
-    return RankMessage("a", 0, "l", seq, START_US + seq, 5, "f", batch=Batch(list(ops)))
 
 
 def test_what_cannot_be_written_is_set_aside_with_its_place_and_the_others_are_written(kafka: Kafka, tmp_path: Path) -> None:
@@ -171,7 +85,7 @@ def test_while_the_store_is_away_no_more_is_gathered_than_one_insert_takes(
             feed.send(topics.LIFECYCLE, *(heartbeat(at) for at in range(1, 3_000)), b"nonsense")
             until(lambda: "results wait on their topics" in caplog.text, "the sink to find nobody")
             for _ in range(20):
-                assert len(sink._rows) + len(sink._held) <= 200 + 500  # one gathering more than the bound
+                assert len(sink._gathered.rows) + len(sink._held) <= 200
                 time.sleep(0.1)
             assert committed(kafka, topics.LIFECYCLE) == 1, "nothing is committed that is not in the store"
             passage.open()
