@@ -7,7 +7,7 @@ from __future__ import annotations
 from infra.grafana import fragments as f
 from infra.grafana import variables
 from infra.grafana.dashboard import Dashboard
-from infra.grafana.panels import RANK_LINK, Row, link_to, matrix, stat, strip, table, trend
+from infra.grafana.panels import RANK_LINK, Row, link_to, matrix, stat, table, trend
 
 _COVERAGE, _COVERAGE_SERIES = (f"FROM coverage{grain} AS r WHERE {f.in_range(grain)} AND {f.RULES}" for grain in (f.GRAIN, f.STEP))
 _HEALTH = f"WHERE {f.in_range()} AND {f.RULES} AND {f.CHOSEN}"
@@ -36,11 +36,6 @@ def _fleet() -> Row:
                 {_COVERAGE}
                 """,
                 width=24,
-            ),
-            strip(
-                "Coverage of the fleet by window",
-                "How much of the fleet was demonstrably observed? Green from 99 %, red below 80 %.",
-                f"SELECT window_start AS time, coverage {_COVERAGE_SERIES} ORDER BY time",
             ),
             trend(
                 "Coverage, share of 1",
