@@ -777,7 +777,7 @@ WITH
         ('repeat compute, restarted', 'tokens per hour'), ('repeat compute, concurrent', 'tokens per hour')
     ] AS of_repeat_compute,
     [('duplicate footprint, inside', 'extra tokens, mean'), ('duplicate footprint, between', 'extra tokens, mean')] AS of_footprint,
-    if(c.part = 'repeat', of_repeat_compute, of_footprint) AS named
+    if(d.part = 'repeat', of_repeat_compute, of_footprint) AS named
 SELECT
     d.deploy_id AS deploy_id,
     d.label AS label,
@@ -806,8 +806,12 @@ SELECT
     c.before_windows AS before_windows,
     c.after_windows AS after_windows,
     c.windows AS windows
-FROM deploys_declared AS d
-INNER JOIN
+FROM
+(
+    SELECT *, arrayJoin(if(workload IS NOT NULL AND model IS NOT NULL, ['repeat'], ['repeat', 'footprint'])) AS part
+    FROM deploys_declared
+) AS d
+LEFT JOIN
 (
     -- The newest rules of either side count; a side of which some was counted by others only is not compared.
     SELECT
@@ -886,6 +890,6 @@ INNER JOIN
         )
     )
     GROUP BY deploy_id, part
-) AS c ON c.deploy_id = d.deploy_id
+) AS c ON c.deploy_id = d.deploy_id AND c.part = d.part
 ARRAY JOIN arrayEnumerate(named) AS n
 COMMENT 'What changed with each declared deploy? One row per deploy and figure: the hour before against the hour after, in whole windows of 5 minutes, without the one in which it happened (view deploy_windows); unit as named, with the coverage and register of either side. change is NULL, and why says the reasons, where the sides cannot be compared. Of a deploy of one workload and one model, repeat compute alone. Other spans: kvcensus show deploy.';
