@@ -86,11 +86,12 @@ def rows(question: str, data_dir: Path, url: str | None = None) -> list[tuple[An
         return []
 
 
-def committed(kafka: Kafka, topic: topics.Topic) -> int:
+def committed(kafka: Kafka, topic: topics.Topic, group: str = "kvcensus-sink") -> int:
     """How many messages lie before the offsets that the sink's group has committed, over all partitions."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "kvcensus-sink"})
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group})
     try:
-        places = [TopicPartition(topic.name, number) for number in range(kafka.partitions)]
+        count = 1 if topic.single_partition else kafka.partitions
+        places = [TopicPartition(topic.name, number) for number in range(count)]
         return sum(max(int(place.offset), 0) for place in consumer.committed(places, timeout=20))
     finally:
         consumer.close()
