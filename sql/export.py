@@ -88,6 +88,7 @@ _SINGLE: Mapping[str, Timed] = {
     "coverage_gaps": Timed("window_start"),
     "interruptions": Timed("observed_at", "forwarder"),
     "deploys_declared": Timed("at"),
+    "deploy_windows": Timed("window_start"),
     "deploy_effect": Timed("at"),
     "life_primary_groups": Timed(None, None),
 }

@@ -23,9 +23,9 @@ from schemas.records import Deploy
 from schemas.topics import DEPLOYS, DUPLICATE_WINDOWS, RANK_WINDOWS
 from sql.times import iso
 from tests.kafka import Kafka
+from tests.sinking import Feed, rows, sinking, until
 from tests.test_change import AT_US as WINDOWS_AT_US
 from tests.test_change import rows as windows
-from tests.test_sink import Feed, rows, sinking, until
 
 AT = "2026-01-31T12:00:00Z"
 AT_US = 1_769_860_800_000_000
