@@ -129,8 +129,8 @@ def changes(piece: Piece, rows: Iterable[Sequence[Any]]) -> list[Absence]:
 
 
 def _missing(piece: Piece, heard: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Declared]]:
-    ends = [start for start, _, _ in heard[1:]] + [piece.end]
-    for (start, gone, declared), end in zip(heard, ends, strict=True):
+    ends = [*(start for start, _, _ in heard[1:]), piece.end]
+    for (start, gone, declared), end in zip(heard, ends, strict=False):
         if gone:
             continue
         for at in range(max(start + CELL, piece.start), end, CELL):

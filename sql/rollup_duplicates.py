@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from sql.rollup_parts import GRAINS, US, Chunk, Grain, aligned, cut, shared, weakest, within
+from sql.rollup_parts import GRAINS, US, Chunk, Grain, aligned, counted_last, cut, shared, weakest, within
 
 _SUMS = ("inside_token_us", "between_token_us", "inside_block_us", "between_block_us")
 _BYTE_SUMS = ("inside_byte_ms", "between_byte_ms")
@@ -65,9 +65,13 @@ def _duplicate_source(grain: Grain, chunk: Chunk, kept: bool) -> str:
 
 def _rolled_up_duplicates(finer: str, grain: Grain, chunk: Chunk, same: str) -> str:
     more = ", ".join(("complete", "windows", "covered_us", "expected_us", "observed_us", *_SUMS, *_BYTE_SUMS))
+    columns, where = f"window_start, {same}, {more}", f"grain = '{finer}' AND {within(grain, chunk)}"
+    rows = f"SELECT {columns} FROM duplicate_rollups FINAL WHERE {where}"
+    if finer == grain.name:
+        rows = counted_last(columns, where, duplicates=True)
     return f"""
         SELECT {aligned(grain)} AS at, {same}, {more}
-        FROM (SELECT window_start, {same}, {more} FROM duplicate_rollups FINAL WHERE grain = '{finer}' AND {within(grain, chunk)})
+        FROM ({rows})
         WHERE {chunk.among(grain)}
     """
 
@@ -103,11 +107,16 @@ def expired_duplicates(chunk: Chunk) -> str:
     """As :func:`expired_ranks`, of (window of 5 minutes, scope, key, tier, rules)."""
     grain = GRAINS[0]
     rows = chunk.rows_of("duplicate_windows", "window_start, as_of, scope, scope_key, tier, semantics_version", ranks=False)
+    counted = counted_last(
+        "window_start, scope, scope_key, tier, semantics_version, windows",
+        f"grain = '{grain.name}' AND {chunk.among(grain, 'window_start')}",
+        duplicates=True,
+    )
     return f"""
         SELECT {_SCOPE_UNIT} FROM
         (
-            SELECT window_start AS at, scope, scope_key, tier, semantics_version, true AS before, windows FROM duplicate_rollups FINAL
-            WHERE grain = '{grain.name}' AND {chunk.among(grain, "window_start")}
+            SELECT window_start AS at, scope, scope_key, tier, semantics_version, true AS before, windows
+            FROM ({counted})
             UNION ALL
             SELECT {_SCOPE_UNIT}, false AS before, toUInt64(1) AS windows
             FROM ({rows}) ARRAY JOIN {cut(grain, _COUNTED_TO)} AS at

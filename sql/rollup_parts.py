@@ -125,6 +125,15 @@ _RANK_KEY = "window_start, instance_id, dp_rank"
 _DUPLICATE_KEY = "window_start, scope, scope_key, tier"
 
 
+def counted_last(columns: str, where: str, *, duplicates: bool) -> str:
+    """Rows of a rollup table but for parts that an older round wrote late: what is left of a window is of one version."""
+    table, key = ("duplicate_rollups", _DUPLICATE_KEY) if duplicates else ("rank_rollups", _RANK_KEY)
+    return f"""
+        SELECT {columns} FROM (SELECT {columns}, version, max(version) OVER (PARTITION BY {key}) AS last FROM {table} FINAL WHERE {where})
+        WHERE version = last
+    """
+
+
 def leftovers(grain: Grain, chunk: Chunk, *, duplicates: bool) -> str:
     """Delete parts of the windows just written (those of ``chunk.version``) that were not written again: there are fewer than before.
 

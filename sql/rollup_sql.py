@@ -10,7 +10,7 @@ across: life, rules (``semantics_version``), key, and what the rank declared. Ea
 from __future__ import annotations
 
 from sql.result_rows import GROUP_STATES, GROUP_SUMS, HISTOGRAMS
-from sql.rollup_parts import GRAINS, PART, US, Chunk, Grain, aligned, cut, shared, weakest, within
+from sql.rollup_parts import GRAINS, PART, US, Chunk, Grain, aligned, counted_last, cut, shared, weakest, within
 
 _COUNTS = (
     "batches",
@@ -73,13 +73,13 @@ def _rank_source(grain: Grain, chunk: Chunk, kept: bool) -> str:
 
 def _rolled_up_ranks(finer: str, grain: Grain, chunk: Chunk, same: str) -> str:
     more = "windows, observed_us, first_window, last_window, expected_us, expected_until"
+    columns, where = f"window_start, {more}, {same}", f"grain = '{finer}' AND {within(grain, chunk)}{chunk.of_instances()}"
+    rows = f"SELECT {columns} FROM rank_rollups FINAL WHERE {where}"
+    if finer == grain.name:
+        rows = counted_last(columns, where, duplicates=False)
     return f"""
         SELECT {aligned(grain)} AS at, {same}, true AS inside, {more}
-        FROM
-        (
-            SELECT window_start, {more}, {same} FROM rank_rollups FINAL
-            WHERE grain = '{finer}' AND {within(grain, chunk)}{chunk.of_instances()}
-        )
+        FROM ({rows})
         WHERE {chunk.among(grain)}
     """
 
@@ -169,12 +169,17 @@ def expired_ranks(chunk: Chunk) -> str:
     """
     grain = GRAINS[0]
     rows = chunk.rows_of("rank_windows", "window_start, window_us, instance_id, dp_rank, life_id, semantics_version", ranks=True)
+    counted = counted_last(
+        "window_start, instance_id, dp_rank, life_id, semantics_version, windows, first_window, last_window",
+        f"grain = '{grain.name}' AND {chunk.among(grain, 'window_start')}{chunk.of_instances()}",
+        duplicates=False,
+    )
     return f"""
         SELECT {_UNIT} FROM
         (
             SELECT window_start AS at, instance_id, dp_rank, life_id, semantics_version, true AS before, windows, first_window, last_window
-            FROM rank_rollups FINAL
-            WHERE grain = '{grain.name}' AND {chunk.among(grain, "window_start")}{chunk.of_instances()} AND windows > 0
+            FROM ({counted})
+            WHERE windows > 0
             UNION ALL
             SELECT {_UNIT}, false AS before, toUInt64(1) AS windows, window_start AS first_window, window_start AS last_window
             FROM ({rows}) ARRAY JOIN {cut(grain)} AS at
