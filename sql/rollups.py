@@ -10,7 +10,7 @@ wins, and the marks move only at the end of a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sql import rollup_absent, rollup_duplicates, rollup_sql
@@ -68,6 +68,22 @@ def run(database: Database, progress: Progress | None = None, *, settled_s: floa
 
     ``settled_s``: how long ago an insert that has not ended can have begun.
     """
+    work = steps(database, settled_s=settled_s)
+    while True:
+        try:
+            done, of = next(work)
+        except StopIteration as end:
+            result: Round = end.value
+            return result
+        if progress is not None:
+            progress(done, of)
+
+
+def steps(database: Database, *, settled_s: float = SETTLED_S) -> Generator[tuple[int, int], None, Round]:
+    """One round in small steps, for who has something else to do in between: (pieces of work done, of how many) after each.
+
+    Otherwise as :func:`run`. Left half way, it was a round cut short.
+    """
     late_us = int(settled_s * _US)
     marks = _marks(database)
     _remember(database, marks, late_us)
@@ -77,11 +93,12 @@ def run(database: Database, progress: Progress | None = None, *, settled_s: floa
     settling = now_us - late_us - settled >= late_us
     if settling:  # not with every round, or each window would always be counted twice
         conditions.append(f"(touched_at > {_time(settled)} AND touched_at <= {_time(now_us - late_us)})")
-    done = _Work(database, " OR ".join(conditions), now_us, progress).do()
-    if not done.idle or settling:
+    work = _Work(database, " OR ".join(conditions), now_us)
+    yield from work.steps()
+    if not work.done.idle or settling:
         names = ["counted", "settled"] if settling else ["counted"]
         database.insert("rollup_marks", ("name", "mark"), (names, [now_us, now_us - late_us][: len(names)]))
-    return done
+    return work.done
 
 
 def touch(database: Database, since_us: int | None, until_us: int | None) -> None:
@@ -132,38 +149,38 @@ def _remember(database: Database, marks: dict[str, int], late_us: int) -> None:
 class _Work:
     """One round's work on what ``touched``, a condition on ``rollup_touched``, tells."""
 
-    def __init__(self, database: Database, touched: str, version: int, progress: Progress | None) -> None:
+    def __init__(self, database: Database, touched: str, version: int) -> None:
         self._database = database
         self._touched = touched
         self._version = version
-        self._progress = progress
         self._finished = self._total = 0
         self.done = Round()
 
-    def do(self) -> Round:
-        """All of it."""
+    def steps(self) -> Iterator[tuple[int, int]]:
+        """All of it; how far it has come after each piece."""
         ranks = int(self._database.query("SELECT uniqExact(instance_id, dp_rank) FROM known_ranks").rows[0][0])
         length = min(24, max(1, _RANKS_AT_ONCE // max(1, ranks))) * _HOUR
         touched = {source: self._windows(source, length) for source in _SOURCES}
         if touched["rank_windows"]:
             touched["rank_windows"] += self._followers(touched["rank_windows"], length)
-        self._total = sum(len(parts) for parts in touched.values()) + sum(bool(parts) for parts in touched.values())
+        self._total = sum(len(parts) for parts in touched.values())
         for source in _SOURCES:
             parts = sorted(touched[source], key=lambda part: part.starts)
             if not parts:
                 continue
             duplicates = source == "duplicate_windows"
-            self._count(parts, duplicates)
+            yield from self._count(parts, duplicates)
             if not duplicates:
-                parts += self._absences(min(part.starts[0] for part in parts))
-            self._roll_up(parts, duplicates)
-            self._step()
-        return self.done
+                changed: list[_Touched] = []
+                for found in self._absences(min(part.starts[0] for part in parts)):
+                    changed += found
+                    yield self._finished, self._total
+                parts += changed
+            yield from self._roll_up(parts, duplicates)
 
-    def _step(self) -> None:
+    def _step(self) -> tuple[int, int]:
         self._finished += 1
-        if self._progress is not None:
-            self._progress(self._finished, self._total)
+        return self._finished, max(self._finished, self._total)
 
     # -- what there is to do ------------------------------------------------------------------------------------
 
@@ -204,7 +221,7 @@ class _Work:
 
     # -- the windows of 5 minutes -------------------------------------------------------------------------------
 
-    def _count(self, parts: Sequence[_Touched], duplicates: bool) -> None:
+    def _count(self, parts: Sequence[_Touched], duplicates: bool) -> Iterator[tuple[int, int]]:
         source = "duplicate_windows" if duplicates else "rank_windows"
         begun = self._reaching(source, parts[0].starts[0], parts[-1].starts[-1] + _CELL)
         expired = rollup_duplicates.expired_duplicates if duplicates else rollup_sql.expired_ranks
@@ -215,7 +232,7 @@ class _Work:
             self.done.expired += kept
             self._fill(GRAINS[0], chunk, duplicates, kept=kept > 0)
             self.done.windows[source] += len(part.starts)
-            self._step()
+            yield self._step()
 
     def _reaching(self, source: str, first: int, end: int) -> list[rollup_absent.Span]:
         """Windows of 5 minutes in which rows begin that end in a later one, among those that lie before ``end`` and reach to ``first``."""
@@ -235,8 +252,8 @@ class _Work:
 
     # -- who is missing -----------------------------------------------------------------------------------------
 
-    def _absences(self, since: int) -> list[_Touched]:
-        """Say who is missing from ``since`` on; returns where that changed."""
+    def _absences(self, since: int) -> Iterator[list[_Touched]]:
+        """Say who is missing from ``since`` on; where that changed, day by day."""
         spans = [
             (int(start), int(until))
             for start, until in self._database.query(
@@ -254,10 +271,10 @@ class _Work:
                 """
             ).rows[0][0]
         )
-        changed: list[_Touched] = []
         for piece in rollup_absent.pieces(since, last or None, spans):
             found = rollup_absent.changes(piece, self._database.query(rollup_absent.seen(piece)).rows)
             if not found:
+                yield []
                 continue
             # Noted first: a round that is cut short before it has rolled them up leaves them to the next.
             noted = sorted({(each.start, each.instance_id) for each in found})
@@ -273,25 +290,30 @@ class _Work:
             )
             self._database.insert("rank_rollups", rollup_absent.COLUMNS, rollup_absent.columns(found, self._version))
             self.done.absences += len(found)
-            changed += _grouped(noted, _DAY)
-        return changed
+            yield _grouped(noted, _DAY)
 
     # -- longer windows -----------------------------------------------------------------------------------------
 
-    def _roll_up(self, parts: Iterable[_Touched], duplicates: bool) -> None:
+    def _roll_up(self, parts: Sequence[_Touched], duplicates: bool) -> Iterator[tuple[int, int]]:
         """The hours and days that ``parts`` lie in."""
-        parts = list(parts)
         for grain in GRAINS[1:]:
-            days: dict[int, tuple[set[int], set[str] | None]] = {}
-            for part in parts:
-                for start in part.starts:
-                    starts, names = days.get(start // _DAY, (set(), set()))
-                    starts.add(start - start % grain.seconds)
-                    named = None if names is None or part.instances is None else names | set(part.instances)
-                    days[start // _DAY] = starts, named
-            for _, (starts, named) in sorted(days.items()):
-                instances = None if duplicates or named is None or len(named) > _INSTANCES_TOLD_APART else tuple(sorted(named))
+            for starts, names in _by_day(parts, grain):
+                instances = None if duplicates or names is None or len(names) > _INSTANCES_TOLD_APART else tuple(sorted(names))
                 self._fill(grain, Chunk(tuple(sorted(starts)), self._version, instances), duplicates)
+                yield self._finished, self._total
+
+
+def _by_day(parts: Iterable[_Touched], grain: Grain) -> Iterator[tuple[set[int], set[str] | None]]:
+    """The windows of ``grain`` that ``parts`` lie in, those of each day together, and whose (``None``: all)."""
+    days: dict[int, tuple[set[int], set[str] | None]] = {}
+    for part in parts:
+        for start in part.starts:
+            starts, names = days.get(start // _DAY, (set(), set()))
+            starts.add(start - start % grain.seconds)
+            named = None if names is None or part.instances is None else names | set(part.instances)
+            days[start // _DAY] = starts, named
+    for _, found in sorted(days.items()):
+        yield found
 
 
 def _grouped(windows: Iterable[tuple[int, str]], length: int) -> list[_Touched]:
@@ -307,4 +329,4 @@ def _grouped(windows: Iterable[tuple[int, str]], length: int) -> list[_Touched]:
     ]
 
 
-__all__: Sequence[str] = ("SETTLED_S", "Progress", "Round", "run", "touch")
+__all__: Sequence[str] = ("SETTLED_S", "Progress", "Round", "run", "steps", "touch")

@@ -12,8 +12,8 @@ import threading
 
 from schemas.errors import KvcensusError
 from streams.pipeline import CensusApp
+from streams.rollup_job import sink_with_rollups
 from streams.settings import WorkerSettings
-from streams.sink import Sink
 from streams.startup import find_layout
 
 log = logging.getLogger("kvcensus.worker")
@@ -100,7 +100,7 @@ def _end_after(seconds: float, app: CensusApp) -> threading.Timer:
 def run_sink(settings: WorkerSettings) -> None:
     """Only write to ClickHouse what workers elsewhere count, until a signal comes. Raises :class:`KvcensusError`."""
     find_layout(settings)
-    sink = Sink(settings)
+    sink = sink_with_rollups(settings)
     sink.prepare()
     before = [(number, signal.signal(number, lambda *_: sink.stop())) for number in _SIGNALS]
     try:

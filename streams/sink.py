@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from schemas.errors import KvcensusError
-from schemas.topics import DEAD_LETTERS
+from schemas.topics import DEAD_LETTERS, RANK_WINDOWS
 from sql import migrate
 from sql.columns import ColumnBatch
 from sql.store import Database, StoreError, connect
@@ -54,7 +54,7 @@ _NAMED_ROWS = 3
 _POLL_INTERVAL_MS = 900_000  # an insert may take as long as the store is waited for, several times in one delivery
 
 Beside = Callable[[Database], None]
-"""What is done with the store between deliveries, in the sink's thread: after each, and about once a second while there are none."""
+"""What is done with the store in the sink's thread: after each delivery, about once a second while there are none, and at the end."""
 
 
 class _Stopping(Exception):
@@ -99,6 +99,18 @@ class Sink:
     def waiting(self) -> bool:
         """Whether it waits for the store, or for the broker to take what is set aside."""
         return self._waiting.since is not None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was asked to end."""
+        return self._stop.is_set()
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has the first partition of the rank windows: of all sinks of a group one has."""
+        return self._consumer is not None and any(
+            each.topic == RANK_WINDOWS.name and not each.partition for each in self._consumer.assignment()
+        )
 
     def stop(self) -> None:
         """Ask :meth:`run` to end: rows at hand are inserted first if the store takes them at once."""
@@ -181,6 +193,8 @@ class Sink:
             self._report()
         if self._gathered.next:
             self._deliver()
+        if not self.waiting:
+            self._do_beside()
 
     def _gather(self) -> None:
         """Take what has arrived, or wait a moment for it; no more than makes a delivery."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from mode import Service
 
+from streams.rollup_job import sink_with_rollups
 from streams.settings import WorkerSettings
-from streams.sink import Beside, Sink
 
 log = logging.getLogger("kvcensus.sink")
 
@@ -19,9 +19,9 @@ _STOP_SECONDS = 6.0
 class SinkService(Service):
     """The sink beside the Faust app, in a thread of its own."""
 
-    def __init__(self, settings: WorkerSettings, failed: Callable[[BaseException], None], beside: Beside | None = None) -> None:
+    def __init__(self, settings: WorkerSettings, failed: Callable[[BaseException], None]) -> None:
         super().__init__()
-        self.sink = Sink(settings, beside)
+        self.sink = sink_with_rollups(settings)
         self._failed = failed
         self._thread: threading.Thread | None = None
 
