@@ -11,6 +11,7 @@ import pytest
 from schemas.records import Deploy, DuplicateWindow, RankWindow
 from sql.database import Database
 from tests.sql_records import duplicate_window, group, rank_window
+from tests.test_sql_views import WINDOWS, reads
 from tests.test_sql_views_rows import HOUR, insert, read, store
 
 __all__ = ["store"]
@@ -65,9 +66,10 @@ def deployed(at_us: int = DEPLOY, name: str = "d1", **fields: Any) -> Deploy:
 
 
 def effect(store: Database, *records: Any) -> dict[str, dict[str, Any]]:
-    """Rows of the only deploy, by figure."""
+    """Rows of the only deploy, by figure. The view that is asked for one deploy says the same."""
     insert(store, records)
     found = read(store, "SELECT * FROM deploy_effect ORDER BY figure")
+    assert read(store, "SELECT * FROM deploy_effect_of(deploy = 'd1') ORDER BY figure") == found
     assert len({row["figure"] for row in found}) == len(found)
     return {row["figure"]: row for row in found}
 
@@ -214,5 +216,19 @@ def test_a_deploy_of_one_workload_or_model_is_about_that_alone(store: Database) 
     }
     assert {name: told[name, inside] for name in ("d1", "w", "m")} == {"d1": 10.0, "w": 4.0, "m": 6.0}
     assert {row["deploy_id"] for row in found} == {"d1", "w", "m", "wm", "none"}, "one that was taken back is not there"
+    for name in ("d1", "w", "m", "wm", "none"):
+        of_one = f"SELECT deploy_id, figure, before, why FROM deploy_effect_of(deploy = '{name}') ORDER BY figure"
+        assert read(store, of_one) == sorted((row for row in found if row["deploy_id"] == name), key=lambda row: str(row["figure"]))
+    assert read(store, "SELECT * FROM deploy_effect_of(deploy = 'gone')") == []
     assert {tuple(row["why"]) for row in found if row["deploy_id"] == "none"} == {("a side holds no windows",)}
     assert [row["deploy_id"] for row in read(store, "SELECT deploy_id FROM deploys_declared ORDER BY 1")] == ["d1", "m", "none", "w", "wm"]
+
+
+def test_the_effect_of_one_deploy_reads_no_other_time(store: Database) -> None:
+    insert(store, [*ranks(windows=3), deployed()])
+    for table, indexes in reads(store, "SELECT * FROM deploy_effect_of(deploy = 'd1')").items():
+        if table in WINDOWS:
+            keys = next(index for index in indexes if index["Type"] == "PrimaryKey")
+            assert "window_start" in keys["Keys"]
+            assert "window_start in" in keys["Condition"]
+            assert "element set" not in keys["Condition"], "two borders, not the windows one by one"

@@ -14,6 +14,7 @@ from sql.database import Database
 from sql.figures import CAUSES, By, Document, assemble
 from sql.load import load
 from sql.store import connect
+from tests.test_sql_views import reads
 from tests.tools.make_sample import START_US, fill
 
 HOUR_US = 3_600_000_000
@@ -259,3 +260,14 @@ def test_one_day_holds_it_all(sample: Database) -> None:
     assert (fleet["is_final"], footprint["is_final"]) == (False, False), "the day is not over"
     (hour,) = rows(sample, "repeat_compute_fleet_1h", START_US)
     assert hour["is_final"] is True, "ranks that have departed leave nothing open"
+
+
+def test_recomputed_blocks_of_a_span_are_those_of_the_whole_view(sample: Database) -> None:
+    since, until = (f"toDateTime({(START_US + minutes * 60_000_000) // 10**6}, 'UTC')" for minutes in (30, 45))
+    asked = f"recomputed_blocks_between(since = {since}, until = {until})"
+    found = sample.query(f"SELECT * FROM {asked} ORDER BY ALL").rows
+    assert found == sample.query(f"SELECT * FROM recomputed_blocks WHERE back_at >= {since} AND back_at < {until} ORDER BY ALL").rows
+    assert len(found) > 100
+    before = asked.replace(since, "toDateTime('2026-11-02 00:00:00', 'UTC')").replace(until, "toDateTime('2026-11-02 01:00:00', 'UTC')")
+    read = reads(sample, f"SELECT * FROM {before}")
+    assert {table: indexes[-1]["Selected Granules"] for table, indexes in read.items()} == {"recomputes": 0, "rank_windows": 0}

@@ -13,7 +13,7 @@ from schemas.records import DuplicateWindow, GroupCounters, HolderReset, Loss, R
 from sql import rollups
 from sql.database import Database
 from sql.figure_parts import primary_group
-from sql.rows import TableRows
+from sql.rows import Row, TableRows
 from tests.sql_records import WINDOW_US, duplicate_window, group, random_rank_windows, rank_window
 
 FIVE_US = 300_000_000
@@ -36,7 +36,7 @@ def store(module_store: Database) -> Database:
     return module_store
 
 
-def insert(database: Database, records: Iterable[RankWindow | DuplicateWindow | RankMessage]) -> None:
+def insert(database: Database, records: Iterable[Row]) -> None:
     """Insert and roll up."""
     rows = TableRows()
     for record in records:

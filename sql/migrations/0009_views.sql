@@ -155,7 +155,7 @@ SELECT
     multiIf(
         countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate', max(r.register != 'exact'), 'lower_bound', 'exact'
     ) AS register,
-    arraySort(arrayDistinct(arrayFlatten(groupUniqArray(r.reasons)))) AS reasons,
+    arraySort(arrayDistinct(arrayFlatten(groupUniqArrayIf(r.reasons, notEmpty(r.reasons))))) AS reasons,
     sum(r.evicted_tokens) AS evicted_tokens,
     sum(r.evicted_blocks) AS evicted_blocks,
     sum(r.cleared_tokens) AS cleared_tokens,
@@ -211,7 +211,7 @@ SELECT
     multiIf(
         countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate', max(r.register != 'exact'), 'lower_bound', 'exact'
     ) AS register,
-    arraySort(arrayDistinct(arrayFlatten(groupUniqArray(r.reasons)))) AS reasons,
+    arraySort(arrayDistinct(arrayFlatten(groupUniqArrayIf(r.reasons, notEmpty(r.reasons))))) AS reasons,
     sum(r.evicted_tokens) AS evicted_tokens,
     sum(r.evicted_blocks) AS evicted_blocks,
     sum(r.cleared_tokens) AS cleared_tokens,
@@ -267,7 +267,7 @@ SELECT
     multiIf(
         countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate', max(r.register != 'exact'), 'lower_bound', 'exact'
     ) AS register,
-    arraySort(arrayDistinct(arrayFlatten(groupUniqArray(r.reasons)))) AS reasons,
+    arraySort(arrayDistinct(arrayFlatten(groupUniqArrayIf(r.reasons, notEmpty(r.reasons))))) AS reasons,
     sum(r.evicted_tokens) AS evicted_tokens,
     sum(r.evicted_blocks) AS evicted_blocks,
     sum(r.cleared_tokens) AS cleared_tokens,
@@ -771,125 +771,340 @@ ARRAY JOIN [('before', range(until - due, until)), ('after', range(since, since 
 COMMENT 'Which time is held against which for each deploy? One row per deploy, side and window; unit: windows of 5 minutes. An hour before and an hour after, without the window in which it happened; where less than that has passed since, both sides are cut to as many whole windows. Register: exact, these are times.';
 
 CREATE OR REPLACE VIEW deploy_effect AS
-WITH
-    [
-        ('repeat compute, evicted', 'tokens per hour'), ('repeat compute, cleared', 'tokens per hour'),
-        ('repeat compute, restarted', 'tokens per hour'), ('repeat compute, concurrent', 'tokens per hour')
-    ] AS of_repeat_compute,
-    [('duplicate footprint, inside', 'extra tokens, mean'), ('duplicate footprint, between', 'extra tokens, mean')] AS of_footprint,
-    if(d.part = 'repeat', of_repeat_compute, of_footprint) AS named
 SELECT
-    d.deploy_id AS deploy_id,
-    d.label AS label,
-    d.at AS at,
-    d.workload AS workload,
-    d.model AS model,
-    named[n].1 AS figure,
-    named[n].2 AS unit,
-    c.before_values[n] AS before,
-    c.after_values[n] AS after,
-    if(comparable, after - before, NULL) AS change,
-    empty(why) AS comparable,
-    arrayConcat(
-        if(least(before_windows, after_windows) = 0, ['a side holds no windows'], []),
-        if(least(before_windows, after_windows) BETWEEN 1 AND windows - 1, ['windows are missing on a side'], []),
-        if(c.other_rules, ['the rules version differs'], []),
-        if(length(c.epochs) > 1 OR has(c.epochs, -1), ['the key epoch differs'], []),
-        if(before_windows > 0 AND after_windows > 0 AND least(before_coverage, after_coverage) < 0.8, ['coverage is below 80 %'], []),
-        if(before_windows > 0 AND after_windows > 0 AND (before_register = 'indeterminate' OR after_register = 'indeterminate'),
-            ['it cannot be measured'], [])
-    ) AS why,
-    c.before_coverage AS before_coverage,
-    c.after_coverage AS after_coverage,
-    if(before IS NULL, 'indeterminate', c.before_registers[n]) AS before_register,
-    if(after IS NULL, 'indeterminate', c.after_registers[n]) AS after_register,
-    c.before_windows AS before_windows,
-    c.after_windows AS after_windows,
-    c.windows AS windows
+    deploy_id, label, at, workload, model, figure, unit, before, after, if(empty(why), after - before, NULL) AS change,
+    empty(why) AS comparable, why, before_coverage, after_coverage, before_register, after_register, before_windows, after_windows, windows
 FROM
 (
-    SELECT *, arrayJoin(if(workload IS NOT NULL AND model IS NOT NULL, ['repeat'], ['repeat', 'footprint'])) AS part
-    FROM deploys_declared
-) AS d
-LEFT JOIN
-(
-    -- The newest rules of either side count; a side of which some was counted by others only is not compared.
     SELECT
-        deploy_id, part, any(due) AS windows,
-        anyIf(counted, side = 'before' AND newest) AS before_windows, anyIf(counted, side = 'after' AND newest) AS after_windows,
-        maxIf(counted, side = 'before') > before_windows OR maxIf(counted, side = 'after') > after_windows AS other_rules,
-        groupUniqArrayArrayIf(key_epochs, newest) AS epochs,
-        anyIf(shown, side = 'before' AND newest) AS before_values, anyIf(shown, side = 'after' AND newest) AS after_values,
-        anyIf(registers, side = 'before' AND newest) AS before_registers, anyIf(registers, side = 'after' AND newest) AS after_registers,
-        anyIf(covered, side = 'before' AND newest) AS before_coverage, anyIf(covered, side = 'after' AND newest) AS after_coverage
+        *,
+        if(before IS NULL, 'indeterminate', before_registers[n]) AS before_register,
+        if(after IS NULL, 'indeterminate', after_registers[n]) AS after_register,
+        least(before_windows, after_windows) AS fewer,
+        arrayConcat(
+            if(fewer = 0, ['a side holds no windows'], []),
+            if(fewer > 0 AND fewer < windows, ['windows are missing on a side'], []),
+            if(other_rules, ['the rules version differs'], []),
+            if(length(epochs) > 1 OR has(epochs, -1), ['the key epoch differs'], []),
+            if(fewer > 0 AND least(before_coverage, after_coverage) < 0.8, ['coverage is below 80 %'], []),
+            if(fewer > 0 AND has([before_register, after_register], 'indeterminate'), ['it cannot be measured'], [])
+        ) AS why
     FROM
     (
         SELECT
-            *, semantics_version = max(semantics_version) OVER (PARTITION BY deploy_id, part) AS newest,
-            if(expected_us > 0, least(1, observed_us / expected_us), 0) AS covered,
-            -- Nothing is added up over two keys.
-            if(length(key_epochs) > 1, arrayMap(v -> NULL, summed), summed) AS shown
+            d.deploy_id AS deploy_id, d.label AS label, d.at AS at, d.workload AS workload, d.model AS model,
+            d.figures[n].1 AS figure, d.figures[n].2 AS unit, c.before_values[n] AS before, c.after_values[n] AS after,
+            n, c.* EXCEPT deploy_id
+        FROM
+        (
+            SELECT *, p.1 AS part, p.2 AS figures
+            FROM deploys_declared
+            ARRAY JOIN [
+                (
+                    'repeat',
+                    [
+                        ('repeat compute, evicted', 'tokens per hour'), ('repeat compute, cleared', 'tokens per hour'),
+                        ('repeat compute, restarted', 'tokens per hour'), ('repeat compute, concurrent', 'tokens per hour')
+                    ]
+                ),
+                (
+                    'footprint',
+                    [('duplicate footprint, inside', 'extra tokens, mean'), ('duplicate footprint, between', 'extra tokens, mean')]
+                )
+            ] AS p
+            WHERE NOT (p.1 = 'footprint' AND workload IS NOT NULL AND model IS NOT NULL)
+        ) AS d
+        LEFT JOIN
+        (
+            -- The newest rules of either side count; a side of which some was counted by others only is not compared.
+            SELECT
+                deploy_id, part, any(due) AS windows,
+                anyIf(counted, side = 'before' AND newest) AS before_windows, anyIf(counted, side = 'after' AND newest) AS after_windows,
+                maxIf(counted, side = 'before') > before_windows OR maxIf(counted, side = 'after') > after_windows AS other_rules,
+                groupUniqArrayArrayIf(key_epochs, newest) AS epochs,
+                anyIf(shown, side = 'before' AND newest) AS before_values, anyIf(shown, side = 'after' AND newest) AS after_values,
+                anyIf(registers, side = 'before' AND newest) AS before_registers,
+                anyIf(registers, side = 'after' AND newest) AS after_registers,
+                anyIf(covered, side = 'before' AND newest) AS before_coverage, anyIf(covered, side = 'after' AND newest) AS after_coverage
+            FROM
+            (
+                SELECT
+                    *, semantics_version = max(semantics_version) OVER (PARTITION BY deploy_id, part) AS newest,
+                    if(expected_us > 0, least(1, observed_us / expected_us), 0) AS covered,
+                    -- Nothing is added up over two keys.
+                    if(length(key_epochs) > 1, arrayMap(v -> NULL, summed), summed) AS shown
+                FROM
+                (
+                    SELECT
+                        'repeat' AS part, s.deploy_id AS deploy_id, s.side AS side, any(s.windows) AS due,
+                        r.semantics_version AS semantics_version, uniqExact(r.at_window) AS counted,
+                        groupUniqArray(r.key_epoch) AS key_epochs,
+                        sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
+                        arrayMap(
+                            tokens -> tokens * 12 / counted,
+                            [sum(r.evicted_tokens), sum(r.cleared_tokens), sum(r.restarted_tokens), sum(r.concurrent_tokens)]
+                        ) AS summed,
+                        arrayResize(
+                            [multiIf(
+                                countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate',
+                                max(r.register != 'exact'), 'lower_bound',
+                                'exact'
+                            ) AS of_all], 4, of_all
+                        ) AS registers
+                    FROM
+                    (
+                        SELECT
+                            window_start AS at_window, workload, model, semantics_version, key_epoch, observed_us, expected_us, measurable,
+                            register, evicted_tokens, cleared_tokens, restarted_tokens, concurrent_tokens
+                        FROM repeat_compute_5m
+                        WHERE window_start IN
+                            (
+                                SELECT window_start FROM deploy_windows
+                            )
+                    ) AS r
+                    INNER JOIN deploy_windows AS s ON s.window_start = r.at_window
+                    WHERE (s.workload IS NULL OR s.workload = r.workload) AND (s.model IS NULL OR s.model = r.model)
+                    GROUP BY s.deploy_id, s.side, r.semantics_version
+                    UNION ALL
+                    SELECT
+                        'footprint' AS part, s.deploy_id AS deploy_id, s.side AS side, any(s.windows) AS due,
+                        r.semantics_version AS semantics_version, uniqExact(r.at_window) AS counted,
+                        groupUniqArray(ifNull(r.key_epoch, -1)) AS key_epochs,
+                        sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
+                        arrayMap(
+                            token_us -> if(sum(r.covered_us) > 0, token_us / sum(r.covered_us), NULL),
+                            [sum(r.inside_tokens_mean * r.covered_us), sum(r.between_tokens_mean * r.covered_us)]
+                        ) AS summed,
+                        arrayMap(
+                            told -> multiIf(has(told, 'indeterminate'), 'indeterminate', has(told, 'lower_bound'), 'lower_bound', 'exact'),
+                            [groupUniqArray(toString(r.inside_register)), groupUniqArray(toString(r.between_register))]
+                        ) AS registers
+                    FROM
+                    (
+                        SELECT
+                            window_start AS at_window, scope, scope_key, semantics_version, key_epoch, observed_us, expected_us, covered_us,
+                            inside_tokens_mean, between_tokens_mean, inside_register, between_register
+                        FROM duplicate_footprint_5m
+                        WHERE scope IN ('fleet', 'workload', 'model') AND tier = 'GPU' AND window_start IN
+                            (
+                                SELECT window_start FROM deploy_windows
+                            )
+                    ) AS r
+                    INNER JOIN deploy_windows AS s ON s.window_start = r.at_window
+                    WHERE
+                        r.scope = multiIf(
+                            s.workload IS NULL AND s.model IS NULL, 'fleet',
+                            s.model IS NULL, 'workload',
+                            s.workload IS NULL, 'model',
+                            'none'
+                        )
+                        AND ifNull(r.scope_key, '') = coalesce(s.workload, s.model, '')
+                    GROUP BY s.deploy_id, s.side, r.semantics_version
+                )
+            )
+            GROUP BY deploy_id, part
+        ) AS c ON c.deploy_id = d.deploy_id AND c.part = d.part
+        ARRAY JOIN arrayEnumerate(d.figures) AS n
+    )
+)
+COMMENT 'What changed with each declared deploy? One row per deploy and figure: the hour before against the hour after, in whole windows of 5 minutes, without the one in which it happened (view deploy_windows); unit as named, with the coverage and register of either side. change is NULL, and why says the reasons, where the sides cannot be compared. Of a deploy of one workload and one model, repeat compute alone. One deploy at once: deploy_effect_of. Other spans: kvcensus show deploy.';
+
+CREATE OR REPLACE VIEW deploy_effect_of AS
+WITH
+    -- As in deploy_windows, for one deploy: borders as plain times, by which the key leaves out all others.
+    (
+        SELECT
+            (
+                toDateTime((until - due) * 300, 'UTC'), toDateTime(until * 300, 'UTC'),
+                toDateTime(since * 300, 'UTC'), toDateTime((since + due) * 300, 'UTC'), due
+            )
         FROM
         (
             SELECT
-                'repeat' AS part, s.deploy_id AS deploy_id, s.side AS side, any(s.windows) AS due,
-                r.semantics_version AS semantics_version,
-                uniqExact(r.window_start) AS counted, groupUniqArray(r.key_epoch) AS key_epochs,
-                sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
-                arrayMap(
-                    tokens -> tokens * 12 / counted,
-                    [sum(r.evicted_tokens), sum(r.cleared_tokens), sum(r.restarted_tokens), sum(r.concurrent_tokens)]) AS summed,
-                multiIf(
-                    countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate',
-                    max(r.register != 'exact'), 'lower_bound',
-                    'exact'
-                ) AS register,
-                [register, register, register, register] AS registers
+                intDiv(us, 300000000) AS until, intDiv(us + 299999999, 300000000) AS since, intDiv(clock, 300000000) - since AS passed,
+                toUInt8(if(passed > 0, least(passed, 12), 12)) AS due
             FROM
             (
-                SELECT *, window_start AS at_window FROM repeat_compute_5m
-                WHERE window_start IN (SELECT window_start FROM deploy_windows)
-            ) AS r
-            INNER JOIN deploy_windows AS s ON s.window_start = r.at_window
-            WHERE (s.workload IS NULL OR s.workload = r.workload) AND (s.model IS NULL OR s.model = r.model)
-            GROUP BY s.deploy_id, s.side, r.semantics_version
-            UNION ALL
-            SELECT
-                'footprint' AS part, s.deploy_id AS deploy_id, s.side AS side, any(s.windows) AS due,
-                r.semantics_version AS semantics_version,
-                uniqExact(r.window_start) AS counted, groupUniqArray(ifNull(r.key_epoch, -1)) AS key_epochs,
-                sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
-                arrayMap(
-                    token_us -> if(sum(r.covered_us) > 0, token_us / sum(r.covered_us), NULL),
-                    [sum(r.inside_tokens_mean * r.covered_us), sum(r.between_tokens_mean * r.covered_us)]) AS summed,
-                'lower_bound' AS register,
-                [
-                    multiIf(
-                        max(r.inside_register = 'indeterminate'), 'indeterminate',
-                        max(r.inside_register != 'exact'), 'lower_bound',
-                        'exact'
-                    ),
-                    multiIf(
-                        max(r.between_register = 'indeterminate'), 'indeterminate',
-                        max(r.between_register != 'exact'), 'lower_bound',
-                        'exact'
-                    )
-                ] AS registers
-            FROM
-            (
-                SELECT *, window_start AS at_window FROM duplicate_footprint_5m
-                WHERE scope IN ('fleet', 'workload', 'model') AND tier = 'GPU' AND window_start IN (SELECT window_start FROM deploy_windows)
-            ) AS r
-            INNER JOIN deploy_windows AS s ON s.window_start = r.at_window
-            WHERE
-                r.scope = multiIf(
-                    s.workload IS NULL AND s.model IS NULL, 'fleet', s.model IS NULL, 'workload', s.workload IS NULL, 'model', 'none'
-                )
-                AND ifNull(r.scope_key, '') = coalesce(s.workload, s.model, '')
-            GROUP BY s.deploy_id, s.side, r.semantics_version
+                SELECT
+                    (SELECT max(toUnixTimestamp64Micro(newest)) FROM fleet_clock) AS clock,
+                    (SELECT max(toUnixTimestamp64Micro(at)) FROM deploys_declared WHERE deploy_id = {deploy:String}) AS us
+            )
         )
+    ) AS around
+SELECT
+    deploy_id, label, at, workload, model, figure, unit, before, after, if(empty(why), after - before, NULL) AS change,
+    empty(why) AS comparable, why, before_coverage, after_coverage, before_register, after_register, before_windows, after_windows, windows
+FROM
+(
+    SELECT
+        *,
+        if(before IS NULL, 'indeterminate', before_registers[n]) AS before_register,
+        if(after IS NULL, 'indeterminate', after_registers[n]) AS after_register,
+        least(before_windows, after_windows) AS fewer,
+        arrayConcat(
+            if(fewer = 0, ['a side holds no windows'], []),
+            if(fewer > 0 AND fewer < windows, ['windows are missing on a side'], []),
+            if(other_rules, ['the rules version differs'], []),
+            if(length(epochs) > 1 OR has(epochs, -1), ['the key epoch differs'], []),
+            if(fewer > 0 AND least(before_coverage, after_coverage) < 0.8, ['coverage is below 80 %'], []),
+            if(fewer > 0 AND has([before_register, after_register], 'indeterminate'), ['it cannot be measured'], [])
+        ) AS why
+    FROM
+    (
+        SELECT
+            d.deploy_id AS deploy_id, d.label AS label, d.at AS at, d.workload AS workload, d.model AS model,
+            d.figures[n].1 AS figure, d.figures[n].2 AS unit, c.before_values[n] AS before, c.after_values[n] AS after,
+            n, c.* EXCEPT deploy_id
+        FROM
+        (
+            SELECT *, p.1 AS part, p.2 AS figures
+            FROM (SELECT * FROM deploys_declared WHERE deploy_id = {deploy:String})
+            ARRAY JOIN [
+                (
+                    'repeat',
+                    [
+                        ('repeat compute, evicted', 'tokens per hour'), ('repeat compute, cleared', 'tokens per hour'),
+                        ('repeat compute, restarted', 'tokens per hour'), ('repeat compute, concurrent', 'tokens per hour')
+                    ]
+                ),
+                (
+                    'footprint',
+                    [('duplicate footprint, inside', 'extra tokens, mean'), ('duplicate footprint, between', 'extra tokens, mean')]
+                )
+            ] AS p
+            WHERE NOT (p.1 = 'footprint' AND workload IS NOT NULL AND model IS NOT NULL)
+        ) AS d
+        LEFT JOIN
+        (
+            -- The newest rules of either side count; a side of which some was counted by others only is not compared.
+            SELECT
+                deploy_id, part, any(due) AS windows,
+                anyIf(counted, side = 'before' AND newest) AS before_windows, anyIf(counted, side = 'after' AND newest) AS after_windows,
+                maxIf(counted, side = 'before') > before_windows OR maxIf(counted, side = 'after') > after_windows AS other_rules,
+                groupUniqArrayArrayIf(key_epochs, newest) AS epochs,
+                anyIf(shown, side = 'before' AND newest) AS before_values, anyIf(shown, side = 'after' AND newest) AS after_values,
+                anyIf(registers, side = 'before' AND newest) AS before_registers,
+                anyIf(registers, side = 'after' AND newest) AS after_registers,
+                anyIf(covered, side = 'before' AND newest) AS before_coverage, anyIf(covered, side = 'after' AND newest) AS after_coverage
+            FROM
+            (
+                SELECT
+                    *, semantics_version = max(semantics_version) OVER (PARTITION BY deploy_id, part) AS newest,
+                    if(expected_us > 0, least(1, observed_us / expected_us), 0) AS covered,
+                    -- Nothing is added up over two keys.
+                    if(length(key_epochs) > 1, arrayMap(v -> NULL, summed), summed) AS shown
+                FROM
+                (
+                    SELECT
+                        'repeat' AS part, {deploy:String} AS deploy_id,
+                        if(r.at_window < around.2, 'before', 'after') AS side, any(around.5) AS due,
+                        r.semantics_version AS semantics_version, uniqExact(r.at_window) AS counted,
+                        groupUniqArray(r.key_epoch) AS key_epochs,
+                        sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
+                        arrayMap(
+                            tokens -> tokens * 12 / counted,
+                            [sum(r.evicted_tokens), sum(r.cleared_tokens), sum(r.restarted_tokens), sum(r.concurrent_tokens)]
+                        ) AS summed,
+                        arrayResize(
+                            [multiIf(
+                                countIf(r.measurable) = 0 OR sum(r.observed_us) = 0, 'indeterminate',
+                                max(r.register != 'exact'), 'lower_bound',
+                                'exact'
+                            ) AS of_all], 4, of_all
+                        ) AS registers
+                    FROM
+                    (
+                        SELECT
+                            window_start AS at_window, workload, model, semantics_version, key_epoch, observed_us, expected_us, measurable,
+                            register, evicted_tokens, cleared_tokens, restarted_tokens, concurrent_tokens
+                        FROM repeat_compute_5m
+                        WHERE window_start >= around.1
+                            AND window_start < around.4 AND NOT (window_start >= around.2 AND window_start < around.3)
+                    ) AS r
+                    CROSS JOIN (SELECT * FROM deploys_declared WHERE deploy_id = {deploy:String}) AS s
+                    WHERE (s.workload IS NULL OR s.workload = r.workload) AND (s.model IS NULL OR s.model = r.model)
+                    GROUP BY side, r.semantics_version
+                    UNION ALL
+                    SELECT
+                        'footprint' AS part, {deploy:String} AS deploy_id,
+                        if(r.at_window < around.2, 'before', 'after') AS side, any(around.5) AS due,
+                        r.semantics_version AS semantics_version, uniqExact(r.at_window) AS counted,
+                        groupUniqArray(ifNull(r.key_epoch, -1)) AS key_epochs,
+                        sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
+                        arrayMap(
+                            token_us -> if(sum(r.covered_us) > 0, token_us / sum(r.covered_us), NULL),
+                            [sum(r.inside_tokens_mean * r.covered_us), sum(r.between_tokens_mean * r.covered_us)]
+                        ) AS summed,
+                        arrayMap(
+                            told -> multiIf(has(told, 'indeterminate'), 'indeterminate', has(told, 'lower_bound'), 'lower_bound', 'exact'),
+                            [groupUniqArray(toString(r.inside_register)), groupUniqArray(toString(r.between_register))]
+                        ) AS registers
+                    FROM
+                    (
+                        SELECT
+                            window_start AS at_window, scope, scope_key, semantics_version, key_epoch, observed_us, expected_us, covered_us,
+                            inside_tokens_mean, between_tokens_mean, inside_register, between_register
+                        FROM duplicate_footprint_5m
+                        WHERE scope IN ('fleet', 'workload', 'model') AND tier = 'GPU' AND window_start >= around.1
+                            AND window_start < around.4 AND NOT (window_start >= around.2 AND window_start < around.3)
+                    ) AS r
+                    CROSS JOIN (SELECT * FROM deploys_declared WHERE deploy_id = {deploy:String}) AS s
+                    WHERE
+                        r.scope = multiIf(
+                            s.workload IS NULL AND s.model IS NULL, 'fleet',
+                            s.model IS NULL, 'workload',
+                            s.workload IS NULL, 'model',
+                            'none'
+                        )
+                        AND ifNull(r.scope_key, '') = coalesce(s.workload, s.model, '')
+                    GROUP BY side, r.semantics_version
+                )
+            )
+            GROUP BY deploy_id, part
+        ) AS c ON c.deploy_id = d.deploy_id AND c.part = d.part
+        ARRAY JOIN arrayEnumerate(d.figures) AS n
     )
-    GROUP BY deploy_id, part
-) AS c ON c.deploy_id = d.deploy_id AND c.part = d.part
-ARRAY JOIN arrayEnumerate(named) AS n
-COMMENT 'What changed with each declared deploy? One row per deploy and figure: the hour before against the hour after, in whole windows of 5 minutes, without the one in which it happened (view deploy_windows); unit as named, with the coverage and register of either side. change is NULL, and why says the reasons, where the sides cannot be compared. Of a deploy of one workload and one model, repeat compute alone. Other spans: kvcensus show deploy.';
+)
+COMMENT 'What changed with one deploy? deploy_effect_of(deploy = ''ID''): the rows of deploy_effect for it, reading no other time. Unit, coverage, register and why: as there.';
+
+CREATE OR REPLACE VIEW recomputed_blocks_between AS
+SELECT
+    r.instance_id AS instance_id,
+    r.dp_rank AS dp_rank,
+    r.group_idx AS group_idx,
+    r.life_id AS life_id,
+    r.seq AS seq,
+    r.block_index AS block_index,
+    r.semantics_version AS semantics_version,
+    w.workload AS workload,
+    w.model AS model,
+    w.is_final AS is_final,
+    if(w.window_us > 0, w.observed_us / w.window_us, 0) AS coverage,
+    if(w.window_us > 0, toString(w.register), 'indeterminate') AS register,
+    w.reasons AS reasons,
+    toString(r.cause) AS cause,
+    r.tokens AS tokens,
+    r.stored_at AS stored_at,
+    r.lost_at AS lost_at,
+    r.back_at AS back_at,
+    r.elapsed_us AS elapsed_us,
+    r.gpu_us AS gpu_us,
+    r.content_id AS content_id,
+    r.parent_content_id AS parent_content_id,
+    r.block_id AS block_id,
+    r.parent_block_id AS parent_block_id
+FROM
+(
+    SELECT * FROM recomputes FINAL
+    WHERE back_at >= {since:DateTime64(6, 'UTC')} AND back_at < {until:DateTime64(6, 'UTC')}
+) AS r
+ASOF LEFT JOIN
+(
+    SELECT
+        instance_id, dp_rank, life_id, semantics_version, window_start, window_us, observed_us, register, reasons, workload, model, is_final
+    FROM rank_windows FINAL
+    WHERE window_start >= {since:DateTime64(6, 'UTC')} - INTERVAL 1 HOUR AND window_start < {until:DateTime64(6, 'UTC')}
+) AS w
+ON r.instance_id = w.instance_id AND r.dp_rank = w.dp_rank AND r.life_id = w.life_id
+    AND r.semantics_version = w.semantics_version AND r.back_at >= w.window_start
+COMMENT 'Which blocks were computed again in a span of time? recomputed_blocks_between(since = ..., until = ...): the rows of recomputed_blocks that came back in it, reading no other time; where windows are longer than an hour, use that view. Unit, coverage, register and reasons: as there.';
