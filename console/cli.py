@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("console.commands.show:show", "Repeat compute, duplicates, ranks and coverage from ClickHouse."),
     "deploy": ("console.commands.deploy:deploy", "Declare deploys, and list them."),
     "reclassify": ("console.commands.reclassify:reclassify", "Count stored facts again by the present rules."),
+    "rollup": ("console.commands.rollup:rollup", "Roll windows up to 5 minutes, 1 hour and 1 day."),
     "sql": ("console.commands.sql:sql", "Run one query on the figures' tables and views."),
     "export": ("console.commands.export:export", "Write tables and views as Parquet, one file a day."),
     "migrate": ("console.commands.migrate:migrate", "Create or update the ClickHouse schema."),

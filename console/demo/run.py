@@ -30,8 +30,9 @@ from producers.simulate.source import RankSource
 from schemas import environment
 from schemas.errors import KvcensusError
 from schemas.records import rank_key
+from sql import rollups
 from sql.figures import UNSETTLED, reason_text
-from sql.store import StoreUnavailable
+from sql.store import StoreUnavailable, connect
 
 T = TypeVar("T")
 
@@ -99,6 +100,8 @@ def run_once(options: Options, seconds: float) -> tuple[dict[str, Any], list[str
             finally:
                 run.close()
             progress.doing("ending")
+        progress.doing("rolling up")
+        _roll_up(folder)
         failures = verdict.unexpected(reading.totals) + [f"{name} is zero" for name in verdict.zeros(document)]
         taken = round(time.monotonic() - began, 3)
         document["demo"] |= {"ok": not failures, "failures": failures, "seconds_taken": taken}
@@ -188,6 +191,13 @@ class _PatientReader:
 
 
 # -- the demo that ends by itself ------------------------------------------------------------------------------------
+
+
+def _roll_up(folder: DemoFolder) -> None:
+    """What the worker was not given the time for at its end."""
+    with connect(None, folder.path) as store:
+        while not rollups.run(store).idle:
+            pass
 
 
 class _Finite:
