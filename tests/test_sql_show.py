@@ -403,12 +403,14 @@ def test_the_view_of_return_times_has_the_histograms_of_the_figures(filled: tupl
         .rows
     ):
         found.setdefault(what, []).append(bucket)
-    groups = primaries(totals.lives)
+    # Of ranks with a KV connector nobody knows what came back and what was loaded: no figure counts it, nor does the view.
+    measurable = primaries(life for life in totals.lives if life.kv_connector is None)
+    assert len(measurable) < len(primaries(totals.lives))
     assert found == {
-        "evicted": durations(groups, "back_evicted")["histogram"],
-        "cleared": durations(groups, "back_cleared")["histogram"],
-        "restarted": durations(groups, "back_restarted")["histogram"],
-        "lifetime": durations(groups, "lifetime")["histogram"],
+        "evicted": durations(measurable, "back_evicted")["histogram"],
+        "cleared": durations(measurable, "back_cleared")["histogram"],
+        "restarted": durations(measurable, "back_restarted")["histogram"],
+        "lifetime": durations(primaries(totals.lives), "lifetime")["histogram"],
     }
 
 
