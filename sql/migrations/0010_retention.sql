@@ -3,6 +3,33 @@
 -- A table that has a TTL when this file is applied keeps it. Time counts from insertion, not from engine time: a recorded stream may be years
 -- old. Facts are kept 14 days, windows 90 days, rollups 2 years; deploys, known_ranks and life_groups for good.
 
+-- A changed TTL would have every part of a table rewritten on the spot. Only when its rows are due is noted, and merges do the rest.
+ALTER TABLE recomputes MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE rank_windows MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE duplicate_windows MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE shared_prefixes MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE lifecycle MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE rank_rollups MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE duplicate_rollups MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE rank_events MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE block_events MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE batches MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE rank_messages MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE engine_metrics MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
+ALTER TABLE dead_letters MODIFY SETTING materialize_ttl_recalculate_only = 1;
+
 ALTER TABLE recomputes MODIFY TTL inserted_at + INTERVAL 14 DAY;
 
 ALTER TABLE rank_windows MODIFY TTL inserted_at + INTERVAL 90 DAY;
