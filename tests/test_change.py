@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +135,19 @@ def test_per_hour_is_per_hour_that_was_observed() -> None:
     assert evicted["per_hour"]["tokens"]["difference"] == 0
 
 
+def test_concurrent_is_per_hour_of_the_ranks_that_tell_it() -> None:
+    """One rank of three tells no copies, and was seen for half its time: it lengthens the hours of the other causes alone."""
+
+    def made(rank: int, after: bool) -> dict[str, Any]:
+        counted = {"counters": {"recompute_concurrent_tokens": 10}}
+        return counted | ({"reuse_reporting": "unlabelled", "observed_us": WINDOW_US // 2} if rank == 2 else {})
+
+    causes = compared(rows(made))["repeat_compute"]["causes"]
+    assert causes["concurrent"]["tokens"]["before"] == 2 * WINDOWS * 10
+    assert causes["concurrent"]["per_hour"]["tokens"]["before"] == pytest.approx(2 * WINDOWS * 10 * 60)
+    assert causes["evicted"]["per_hour"]["tokens"]["before"] == pytest.approx(1800 * 60 / (2.5 / 3))
+
+
 def test_nothing_is_added_over_causes() -> None:
     document = compared(rows())
     assert set(document["repeat_compute"]) == {"comparable", "refused", "causes"}
@@ -194,6 +208,7 @@ def seen_by_half() -> Rows:
         (rows(lambda rank, after: {"key_epoch": int(after)}), ["key_change"], ["key_change"], "epoch 0 before, 1 after"),
         (rows(lambda rank, after: {"canary": f"c{after:d}"}), ["key_change"], ["key_change"], "epoch 0 on both sides, not the same key"),
         (rows(lambda rank, after: {"canary": f"c{rank}"}), [], ["key_change"] * 2, "before were made with 3 keys"),
+        (rows(lambda rank, after: {"canary": f"c{rank // 2}"}), [], ["key_change"] * 2, "after were made with 2 keys"),
         (
             rows(lambda rank, after: {"canary": f"c{(rank + after) % 3}"}),
             ["key_change"],
@@ -246,6 +261,37 @@ def test_a_side_without_windows_is_refused() -> None:
     inside = document["duplicate_footprint"]["inside_instances"]
     assert inside["extra_tokens"]["mean"] == {"before": None, "after": 200, "difference": None, "ratio": None}
     assert inside["register"]["before"] == "indeterminate"
+
+
+def test_ranks_that_were_expected_and_silent_are_no_windows_and_have_no_key() -> None:
+    """A rank that is absent stands there with what it had declared: nothing was counted of it."""
+    made = rows(lambda rank, after: {"key_epoch": int(rank == 2)} if rank == 2 and not after else {})
+    silent = [row for row in made[0] if row.window_start_us < AFTER.start_us], made[1]
+    document = compared(silent)
+    assert document["after"]["absent_ranks"] == document["after"]["ranks"] == ["a/0", "a/1", "b/0"]
+    assert document["after"]["key_epochs"] == []
+    assert document["refused"] == [{"reason": "no_windows", "text": "no window of any rank was counted after"}]
+    assert document["repeat_compute"]["causes"]["evicted"]["tokens"]["after"] is None
+
+
+def test_copies_are_compared_by_the_keys_of_the_whole_fleet_whatever_the_cut() -> None:
+    made = rows(lambda rank, after: {"workload": "chat" if rank == 2 else "code", "canary": "c9" if after and rank == 0 else "c0"})
+    made[1].append(duplicate_window(scope="workload", scope_key="chat", inside_token_us=WINDOW_US, as_of_us=START_US + WINDOW_US))
+    document = compared(made, Cut(workload="chat"))
+    assert document["repeat_compute"]["comparable"]
+    assert reasons(document["duplicate_footprint"]) == ["key_change"] * 2
+
+
+def test_a_rank_that_was_declared_anew_within_a_side_is_refused() -> None:
+    made = rows()
+    last = max(row.window_start_us for row in made[0])
+    ranks = [
+        msgspec.structs.replace(row, reuse_reporting="labelled") if (row.window_start_us, row.dp_rank) == (last, 1) else row
+        for row in made[0]
+    ]
+    document = compared((ranks, made[1]))
+    assert reasons(document["repeat_compute"]) == reasons(document["duplicate_footprint"]) == ["redeclared"]
+    assert "reuse reporting of a/1 changed: none before, labelled and none after" in document["refused"][0]["text"]
 
 
 def test_duplicates_that_are_counted_for_half_the_span_are_refused() -> None:

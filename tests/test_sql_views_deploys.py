@@ -182,6 +182,29 @@ def test_a_deploy_at_the_edge_of_the_data_is_listed_and_refused(store: Database,
     assert {row["change"] for row in found.values()} == {None}
 
 
+def nobody(number: int) -> dict[str, Any]:
+    """After the deploy, a quarter of an hour in which no rank was expected: engines are down."""
+    empty: dict[str, Any] = {"key_epoch": None, "expected_ranks": 0, "observed_us": 0, "inside_token_us": 0, "between_token_us": 0}
+    empty |= dict.fromkeys(("register", "inside_register", "between_register"), "indeterminate") | {"reasons": ["no_ranks"]}
+    return empty if 12 <= number < 15 else {"inside_tokens_max": 10, "between_tokens_max": number}
+
+
+def test_time_in_which_no_rank_was_expected_has_no_key_and_spoils_no_side(store: Database) -> None:
+    found = effect(store, *ranks(), *footprints(change=nobody), deployed())
+    inside, shared = found["duplicate footprint, inside"], found["duplicate footprint, between"]
+    assert (inside["why"], shared["why"]) == ([], [])
+    assert (inside["before"], inside["after"], inside["change"]) == (10.0, 7.5, -2.5)
+    assert (inside["before_register"], inside["after_register"], shared["after_register"]) == ("exact", "lower_bound", "lower_bound")
+
+
+def test_a_side_that_cannot_be_compared_in_part_says_nothing(store: Database) -> None:
+    """What was found does not help where ids or models do not compare."""
+    changed: dict[str, Any] = {"reasons": ["key_change"], "register": "indeterminate", "between_register": "indeterminate"}
+    most = {"inside_tokens_max": 10, "between_tokens_max": 20}
+    found = effect(store, *ranks(), *footprints(change=lambda number: most | (changed if number == 14 else {})), deployed())
+    assert found["duplicate footprint, between"]["why"] == ["it cannot be measured"]
+
+
 def test_nothing_is_added_up_over_rules_or_keys(store: Database) -> None:
     """Rows of earlier rules beside the newer ones count nowhere; a side of two keys shows no sum."""
     earlier = ranks(change=lambda number: {"semantics_version": 1, "groups": [group(recompute_evicted_tokens=10**6)]})

@@ -112,7 +112,7 @@ CREATE TABLE IF NOT EXISTS duplicate_rollups
     `version` UInt64 COMMENT 'when it was counted, microseconds of this server''s clock; replaces lower ones' CODEC(Delta, ZSTD(1)),
     `is_deleted` UInt8 COMMENT 'such a part there was, and is no more' CODEC(ZSTD(1)),
     `semantics_version` Int32 COMMENT 'never sum across two' CODEC(ZSTD(1)),
-    `key_epoch` Nullable(Int64) COMMENT 'never sum across two; NULL: several at once' CODEC(ZSTD(1)),
+    `key_epoch` Nullable(Int64) COMMENT 'never sum across two; NULL: several at once, or no rank' CODEC(ZSTD(1)),
     `windows` UInt64 COMMENT 'rows of duplicate_windows that reach into each of its 5 minutes, added up' CODEC(ZSTD(1)),
     `is_final` Bool CODEC(ZSTD(1)),
     `complete` Bool COMMENT 'all shards had reported in each of its windows' CODEC(ZSTD(1)),

@@ -869,21 +869,31 @@ FROM
                     SELECT
                         'footprint' AS part, s.deploy_id AS deploy_id, s.side AS side, any(s.windows) AS due,
                         r.semantics_version AS semantics_version, uniqExact(r.at_window) AS counted,
-                        groupUniqArray(ifNull(r.key_epoch, -1)) AS key_epochs,
+                        -- Where no rank was expected there is no key.
+                        groupUniqArrayIf(ifNull(r.key_epoch, -1), r.expected_us > 0) AS key_epochs,
                         sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
                         arrayMap(
                             token_us -> if(sum(r.covered_us) > 0, token_us / sum(r.covered_us), NULL),
                             [sum(r.inside_tokens_mean * r.covered_us), sum(r.between_tokens_mean * r.covered_us)]
                         ) AS summed,
+                        -- As over an hour: a window of which nothing can be said spoils a side that found nothing, or cannot compare.
                         arrayMap(
-                            told -> multiIf(has(told, 'indeterminate'), 'indeterminate', has(told, 'lower_bound'), 'lower_bound', 'exact'),
-                            [groupUniqArray(toString(r.inside_register)), groupUniqArray(toString(r.between_register))]
+                            (told, spoils) -> multiIf(
+                                has(told, 'indeterminate') AND spoils, 'indeterminate', told != ['exact'], 'lower_bound', 'exact'
+                            ),
+                            [groupUniqArray(toString(r.inside_register)), groupUniqArray(toString(r.between_register))],
+                            [
+                                max(hasAny(r.reasons, ['key_change', 'model_undeclared'])) AS uncomparable
+                                    OR max(r.inside_tokens_max) = 0,
+                                uncomparable OR max(r.between_tokens_max) = 0
+                            ]
                         ) AS registers
                     FROM
                     (
                         SELECT
                             window_start AS at_window, scope, scope_key, semantics_version, key_epoch, observed_us, expected_us, covered_us,
-                            inside_tokens_mean, between_tokens_mean, inside_register, between_register
+                            inside_tokens_mean, between_tokens_mean, inside_tokens_max, between_tokens_max, inside_register,
+                            between_register, reasons
                         FROM duplicate_footprint_5m
                         WHERE scope IN ('fleet', 'workload', 'model') AND tier = 'GPU' AND window_start IN
                             (
@@ -1029,21 +1039,31 @@ FROM
                         'footprint' AS part, {deploy:String} AS deploy_id,
                         if(r.at_window < around.2, 'before', 'after') AS side, any(around.5) AS due,
                         r.semantics_version AS semantics_version, uniqExact(r.at_window) AS counted,
-                        groupUniqArray(ifNull(r.key_epoch, -1)) AS key_epochs,
+                        -- Where no rank was expected there is no key.
+                        groupUniqArrayIf(ifNull(r.key_epoch, -1), r.expected_us > 0) AS key_epochs,
                         sum(r.observed_us) AS observed_us, sum(r.expected_us) AS expected_us,
                         arrayMap(
                             token_us -> if(sum(r.covered_us) > 0, token_us / sum(r.covered_us), NULL),
                             [sum(r.inside_tokens_mean * r.covered_us), sum(r.between_tokens_mean * r.covered_us)]
                         ) AS summed,
+                        -- As over an hour: a window of which nothing can be said spoils a side that found nothing, or cannot compare.
                         arrayMap(
-                            told -> multiIf(has(told, 'indeterminate'), 'indeterminate', has(told, 'lower_bound'), 'lower_bound', 'exact'),
-                            [groupUniqArray(toString(r.inside_register)), groupUniqArray(toString(r.between_register))]
+                            (told, spoils) -> multiIf(
+                                has(told, 'indeterminate') AND spoils, 'indeterminate', told != ['exact'], 'lower_bound', 'exact'
+                            ),
+                            [groupUniqArray(toString(r.inside_register)), groupUniqArray(toString(r.between_register))],
+                            [
+                                max(hasAny(r.reasons, ['key_change', 'model_undeclared'])) AS uncomparable
+                                    OR max(r.inside_tokens_max) = 0,
+                                uncomparable OR max(r.between_tokens_max) = 0
+                            ]
                         ) AS registers
                     FROM
                     (
                         SELECT
                             window_start AS at_window, scope, scope_key, semantics_version, key_epoch, observed_us, expected_us, covered_us,
-                            inside_tokens_mean, between_tokens_mean, inside_register, between_register
+                            inside_tokens_mean, between_tokens_mean, inside_tokens_max, between_tokens_max, inside_register,
+                            between_register, reasons
                         FROM duplicate_footprint_5m
                         WHERE scope IN ('fleet', 'workload', 'model') AND tier = 'GPU' AND window_start >= around.1
                             AND window_start < around.4 AND NOT (window_start >= around.2 AND window_start < around.3)
