@@ -63,13 +63,16 @@ class RollupJob:
 
     def _go_on(self, work: Generator[tuple[int, int], None, Round], began: float, seconds: float) -> None:
         try:
+            next(work)
             while time.monotonic() - began < seconds:
                 next(work)
         except StopIteration as end:
             self._took += time.monotonic() - began
             self._ended(end.value)
         except StoreError as error:
-            self._gave_up(error)
+            self._gave_up(error, error.detail)
+        except Exception as error:  # whatever it is: rollups that stay behind are no reason to write no rows
+            self._gave_up(error, repr(error))
         else:
             self._took += time.monotonic() - began
 
@@ -82,14 +85,15 @@ class RollupJob:
         if not done.idle:
             log.debug("%s in %.2f s", done, self._took)
 
-    def _gave_up(self, error: StoreError) -> None:
+    def _gave_up(self, error: Exception, cause: str) -> None:
         """A round that failed is begun again later; nothing is lost by it but time. Said once per cause."""
         self._work = None
         self._due = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-        if self._failed != error.detail:
-            log.warning("%s; the rollups stay behind and are tried again", error)
-        self._failed = error.detail
+        if self._failed != cause:
+            unexpected = None if isinstance(error, StoreError) else error
+            log.warning("%s; the rollups stay behind and are tried again", error if unexpected is None else cause, exc_info=unexpected)
+        self._failed = cause
 
 
 def sink_with_rollups(settings: WorkerSettings) -> Sink:
