@@ -142,6 +142,12 @@ def test_figures_stay_readable_after_a_demo_and_nothing_points_there(once: subpr
         rank["departed"] = False  # its forwarder has stopped since, if the worker still heard so
     for name in ("repeat_compute", "duplicate_footprint", "ranks"):
         assert verdict.settled(again[name]) == verdict.settled(document[name])
+    rolled_up = (
+        "SELECT (SELECT max(touched_at) FROM rollup_touched) <= (SELECT max(mark) FROM rollup_marks WHERE name = 'counted'), "
+        "uniqExact(instance_id, dp_rank) FROM repeat_compute_1d"
+    )
+    asked = run(killed, "sql", rolled_up, "--format", "csv", "--data-dir", str(killed / "demo"))
+    assert asked.stdout.splitlines()[1:] == [f"1,{len(document['ranks'])}"], asked.stderr
 
 
 @linux_only
