@@ -18,9 +18,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.queries_fill import Filled, Rolled, fill, filled_with, measured, rest, roll_up
+from benchmarks.queries_fill import Filled, fill, filled_with, measured, rest
 from benchmarks.queries_list import of_views, rank_hour, recent, span
 from benchmarks.queries_panels import of_panels
+from benchmarks.queries_rollup import Rolled, roll_up
 from benchmarks.queries_rows import BATCHES_PER_SECOND, Fleet
 from benchmarks.queries_run import RUNS, Asker, Measured, Query, measure, measure_call
 from schemas.errors import KvcensusError
@@ -55,6 +56,9 @@ QUICK = Fleet(days=1, ranks=50, fact_ranks=2, fact_rate=20)
     "--runs", type=click.IntRange(1, 1_000), default=RUNS, show_default=True, help="Counted runs of each query, after one that is not."
 )
 @click.option("--fill-only", is_flag=True, help="Fill and roll up, ask nothing.")
+@click.option(
+    "--roll-up-all", is_flag=True, help="Roll up every day. Default: the last one, of which the days before get copies: all take an hour."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def main(
     data_dir: Path | None,
@@ -66,6 +70,7 @@ def main(
     only: tuple[str, ...],
     runs: int,
     fill_only: bool,
+    roll_up_all: bool,
     as_json: bool,
 ) -> None:
     """Fill a store, ask, print the table. The exit code is 1 if a query is over its target or fails."""
@@ -74,7 +79,7 @@ def main(
     fleet = QUICK if quick else Fleet(days, ranks, fact_ranks, fact_rate)
     try:
         with _folder(data_dir) as folder:
-            tables, rolled, results = run(folder, fleet, only, runs, fill_only=fill_only)
+            tables, rolled, results = run(folder, fleet, only, runs, fill_only=fill_only, roll_up_all=roll_up_all)
     except KvcensusError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -95,7 +100,7 @@ def _folder(data_dir: Path | None) -> Iterator[Path]:
 
 
 def run(
-    folder: Path, fleet: Fleet, only: Sequence[str] = (), runs: int = RUNS, *, fill_only: bool = False
+    folder: Path, fleet: Fleet, only: Sequence[str] = (), runs: int = RUNS, *, fill_only: bool = False, roll_up_all: bool = False
 ) -> tuple[list[Filled], Rolled | None, list[Measured]]:
     """Fill the store in ``folder``, unless it holds ``fleet`` already, roll up, and ask.
 
@@ -103,7 +108,7 @@ def run(
     """
     with connect(None, folder, prepare=migrate.apply) as database:
         tables = _filled(database, fleet, folder)
-        rolled = roll_up(database, _say)
+        rolled = roll_up(database, fleet, _say, every_day=roll_up_all)
         if rolled is not None:
             rest(database, _say, 3.0 if fleet.windows > 1_000_000 else 0.0)
             told = {row.table: row for row in tables}

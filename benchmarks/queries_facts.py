@@ -132,6 +132,11 @@ def rank_events(fleet: Fleet) -> Iterator[Insert]:
     )
 
 
+def a_deploy(fleet: Fleet) -> str:
+    """The id of a deploy in the middle of the data."""
+    return f"{fleet.days // 2 * 2:08d}"
+
+
 def deploys(fleet: Fleet) -> Iterator[Insert]:
     """Two a day."""
     yield Insert(
@@ -139,9 +144,9 @@ def deploys(fleet: Fleet) -> Iterator[Insert]:
         fleet.days * 2,
         f"""
     INSERT INTO deploys (deploy_id, version, label, at, workload, model, removed)
-    SELECT lower(hex(toUInt32(cityHash64(number)))), 1, concat('build ', toString(4100 + number)),
+    SELECT leftPad(toString(number), 8, '0'), 1, concat('build ', toString(4100 + number)),
         fromUnixTimestamp64Micro(toInt64({fleet.start_s} + number * 43200 + 1800) * 1000000, 'UTC'),
-        if(number % 3 = 0, 'chat', NULL), NULL, number % 9 = 8
+        if(number % 3 = 0, 'chat', NULL), NULL, number % 10 = 9
     FROM numbers({fleet.days * 2})
     """,
     )

@@ -11,17 +11,17 @@ from pathlib import Path
 from benchmarks.queries_duplicates import duplicate_windows, shared_prefixes
 from benchmarks.queries_facts import deploys, engine_metrics, facts, lifecycle, rank_events
 from benchmarks.queries_rows import Fleet, Insert, rank_windows
-from sql import rollups
 from sql.database import Database
 
 MARKER = "benchmark-fill.json"
 """In the data folder of a filled store: what it was filled with, and what that cost."""
 
 MEMORY_BYTES = 8_000_000_000
-_SETTINGS = (
+SETTINGS = (
     "SETTINGS max_insert_threads = 2, max_block_size = 16384, optimize_on_insert = 0, parallel_view_processing = 1, "
     f"max_memory_usage = {MEMORY_BYTES}"
 )
+"""Of every statement that fills: both cores, and a bound on memory."""
 
 _HEAVY = ("rank_windows", "duplicate_windows", "lifecycle", "block_events", "recomputes")
 """Tables whose merged parts would otherwise stay on disk twice, for eight minutes each time."""
@@ -77,7 +77,7 @@ def fill(database: Database, fleet: Fleet, folder: Path, say: Callable[[str], No
     total = 0
     for insert in inserts(fleet):
         started = time.perf_counter()
-        database.command(f"{insert.sql} {_SETTINGS}")
+        database.command(f"{insert.sql} {SETTINGS}")
         row = tables.setdefault(insert.table, Filled(insert.table))
         row.rows += insert.rows
         row.seconds += time.perf_counter() - started
@@ -91,43 +91,6 @@ def fill(database: Database, fleet: Fleet, folder: Path, say: Callable[[str], No
     marker = {"fleet": asdict(fleet), "tables": [asdict(row) for row in tables.values()]}
     (folder / MARKER).write_text(json.dumps(marker, indent=1))
     return list(tables.values())
-
-
-@dataclass
-class Rolled:
-    """What rolling up took: seconds, for so many rows of windows."""
-
-    seconds: float
-    windows: int
-    per_grain: dict[str, int]
-
-    def document(self) -> dict[str, object]:
-        """As JSON."""
-        return asdict(self) | {"seconds_per_million_windows": round(self.seconds / self.windows * 1e6, 2) if self.windows else None}
-
-    def sentence(self) -> str:
-        """As text."""
-        each = f", {self.seconds / self.windows * 1e6:.2f} s a million" if self.windows else ""
-        return f"rolled up {self.windows:,} windows in {self.seconds:,.0f} s{each}"
-
-
-def roll_up(database: Database, say: Callable[[str], None]) -> Rolled | None:
-    """Bring the rollups up to date; ``None`` if there was nothing to do. Raises :class:`sql.database.StoreError`."""
-    windows = sum(database.query(f"SELECT count() FROM {table}").rows[0][0] for table in ("rank_windows", "duplicate_windows"))
-    started = time.perf_counter()
-
-    def progress(done: int, total: int) -> None:
-        if done % 24 == 0 or done == total:
-            say(f"rolled up {done} of {total} hours")
-
-    if rollups.run(database, progress).idle:
-        return None
-    seconds = time.perf_counter() - started
-    counts = database.query(
-        "SELECT concat('rank_rollups ', toString(grain)), count() FROM rank_rollups GROUP BY grain "
-        "UNION ALL SELECT concat('duplicate_rollups ', toString(grain)), count() FROM duplicate_rollups GROUP BY grain"
-    ).rows
-    return Rolled(seconds, windows, {str(name): int(count) for name, count in sorted(counts)})
 
 
 def measured(database: Database, tables: dict[str, Filled]) -> None:

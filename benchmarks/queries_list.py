@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from benchmarks.queries_facts import a_deploy
 from benchmarks.queries_rows import RANKS_PER_INSTANCE, WORKLOADS, Fleet
 from benchmarks.queries_run import Query
 
@@ -69,16 +70,19 @@ _ALONE: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "top_shared_prefixes": (("", "", "SELECT * FROM {view}"),),
     "deploys_declared": (("", "", "SELECT * FROM {view}"),),
     "deploy_effect": (("", "", "SELECT * FROM {view}"),),
+    "deploy_effect_of": (("one deploy", "", "SELECT * FROM {view}(deploy = {deploy:String})"),),
     "life_primary_groups": (("", "", "SELECT * FROM {view}"),),
 }
 """Views of no grain that answer for the whole span: question, column of time, SQL."""
 
+_BACK_SINCE, _BACK_UNTIL = (f"fromUnixTimestamp64Micro({{{bound}:Int64}}, 'UTC')" for bound in ("since", "until"))
 _OF_ROWS: Mapping[str, tuple[str, str]] = {
     "repeat_compute": ("window_start", _OF_RANK),
     "rank_window_groups": ("window_start", _OF_RANK),
     "return_times": ("window_start", _OF_RANK),
     "metric_breaches": ("window_start", _OF_RANK),
     "recomputed_blocks": ("back_at", _OF_RANK),
+    f"recomputed_blocks_between(since = {_BACK_SINCE}, until = {_BACK_UNTIL})": ("back_at", _OF_RANK),
     "duplicate_footprint": ("window_start", "scope = 'rank' AND scope_key = {key:String} AND tier = 'GPU'"),
     "workload_pairs": ("window_start", "tier = 'GPU' AND workload_a = 'agents' AND workload_b = 'chat'"),
 }
@@ -127,14 +131,16 @@ def _parameters(fleet: Fleet, of: Span) -> dict[str, object]:
         "instance": instance_id,
         "rank": dp_rank,
         "key": f"{instance_id}/{dp_rank}",
+        "deploy": a_deploy(fleet),
     }
 
 
 def of_views(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
     """The whole span of each of ``views`` that has a grain or answers for a whole span. ``rollup_*`` are what others are made of."""
     everything = whole(fleet)
+    of_rows = {_named(view) for view in _OF_ROWS}
     for view in sorted(views):
-        if view in _OF_ROWS or view.startswith("rollup_"):
+        if view in of_rows or view.startswith("rollup_"):
             continue
         parameters = _parameters(fleet, everything)
         if match := _GRAIN.fullmatch(view):
@@ -151,9 +157,9 @@ def rank_hour(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
     """One rank's hour, from the middle of the last day, of each view and large table of single windows, blocks and life signs."""
     hour = span(fleet, "1 h", 3_600, before_end_s=(fleet.day_hours - 1) // 2 * 3_600)
     present = set(views)
-    for view, (time, where) in {**{name: how for name, how in _OF_ROWS.items() if name in present}, **_TABLES}.items():
+    for view, (time, where) in {**{name: how for name, how in _OF_ROWS.items() if _named(name) in present}, **_TABLES}.items():
         sql = f"SELECT * FROM {view} WHERE {where} AND {in_span(time)}"
-        yield Query(_name(view, "a rank's hour"), "rows", hour.name, sql, _parameters(fleet, hour), HOUR_MS)
+        yield Query(_name(_named(view), "a rank's hour"), "rows", hour.name, sql, _parameters(fleet, hour), HOUR_MS)
 
 
 def recent(fleet: Fleet) -> Iterator[Query]:
@@ -187,6 +193,11 @@ def recent(fleet: Fleet) -> Iterator[Query]:
 
 def _fill(sql: str, view: str, time: str) -> str:
     return sql.replace("{view}", view).replace("{span}", in_span(time))
+
+
+def _named(view: str) -> str:
+    """The name of a view, without the values that it takes."""
+    return view.partition("(")[0]
 
 
 def _name(view: str, question: str) -> str:
