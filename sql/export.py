@@ -99,9 +99,11 @@ VIEWS: Mapping[str, Timed] = {
 }
 """Every view that can be exported."""
 
-NOT_EXPORTED = frozenset({"schema_migrations", "rollup_touched", "rollup_marks", "rollup_spans", "fleet_clock"})
-"""Tables of ours that say how far schema and rollups have come. Nor are triggers exported, nor the views (``rollup_``...) that those of a
-grain are cut from."""
+NOT_EXPORTED = frozenset(
+    {"schema_migrations", "rollup_touched", "rollup_marks", "rollup_spans", "fleet_clock", "deploy_effect_of", "recomputed_blocks_between"}
+)
+"""Tables of ours that say how far schema and rollups have come, and views that take values: other views have the same rows. Nor are
+triggers exported, nor the views (``rollup_``...) that those of a grain are cut from."""
 
 _BYTES: Mapping[str, frozenset[str]] = {"dead_letters": frozenset({"key", "payload"})}
 """Columns that hold any bytes, though their type says text."""
