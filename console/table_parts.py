@@ -25,7 +25,7 @@ REGISTERS = {"exact": "exact", "lower_bound": "lower bound", "indeterminate": "i
 
 def console_for_output() -> Console:
     """A console on standard output, wide enough where it is no terminal."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
 def heading(document: Document) -> str:

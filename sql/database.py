@@ -8,12 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clickhouse_connect import common
 from clickhouse_connect.driver.exceptions import OperationalError
 
 from schemas.errors import KvcensusError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+common.set_setting("dict_parameter_format", "map")  # a map as JSON, which is the default, is read for no Map(...)
 
 DATABASE = "kvcensus"
 """The database of all tables, unless the URL names another."""

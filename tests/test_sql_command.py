@@ -10,8 +10,11 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+from click import Command
 from click.testing import CliRunner, Result
 
+from console.commands.export import export
+from console.commands.rollup import rollup
 from console.commands.sql import sql
 from schemas.errors import KvcensusError
 from sql.database import Database
@@ -81,6 +84,38 @@ def test_parameters_of_every_shape(module_store: Database) -> None:
     assert json.loads(run(query, *options, "--format", "json", store=module_store).stdout) == [
         {"at": "2026-01-01T00:00:00Z", "names": ["its", "b]"], "pair": ["a", 1], "text": "['x']"}
     ]
+
+
+def test_a_map_may_be_given_as_a_parameter(module_store: Database) -> None:
+    query = "SELECT {m:Map(String, Array(Nullable(String)))} AS m, {n:Map(UInt8, Bool)} AS n"
+    given = ["m={'it\\'s': ['a\\\\', None], \"b\": []}", "n={1: True}"]
+    result = run(query, "--format", "json", *(word for each in given for word in ("--param", each)), store=module_store)
+    assert json.loads(result.stdout) == [{"m": {"it's": ["a\\", None], "b": []}, "n": {"1": True}}]
+
+
+def test_no_value_moves_the_cursor_or_becomes_a_picture(module_store: Database) -> None:
+    shown = run("SELECT 'a' || char(27) || '[2J :smile: [b]' AS label, 'x\ny' AS lines", store=module_store).stdout
+    assert "a\\x1b[2J :smile: [b]" in shown
+    assert [line.split("│")[2].strip() for line in shown.splitlines() if "│" in line] == ["x", "y"]
+
+
+def test_rows_whose_columns_do_not_fit_stand_one_below_the_other(module_store: Database) -> None:
+    columns = [f"a_rather_long_name_{place}" for place in range(9)]
+    query = f"SELECT number AS {columns[0]}, {', '.join(f'NULL AS {name}' for name in columns[1:])} FROM numbers(2)"
+    lines = [line.strip("│ ") for line in run(query, store=module_store).stdout.splitlines()]
+    assert [line for line in lines if line.startswith("row ")] == ["row 1", "row 2"]
+    assert [tuple(line.replace("│", "").split()) for line in lines if line.startswith(columns[0])] == [(columns[0], "0"), (columns[0], "1")]
+    assert sum(line.startswith(columns[8]) for line in lines) == 2
+    assert run(f"{query} WHERE number > 5", store=module_store).stdout == f"no rows of {', '.join(columns)}\n"
+
+
+def test_after_a_demo_it_says_where_its_figures_are(tmp_path: Path) -> None:
+    left = tmp_path / "demo"
+    (left / "clickhouse" / "metadata").mkdir(parents=True)
+    commands: list[tuple[Command, list[str]]] = [(sql, ["SELECT 1"]), (export, [str(tmp_path / "out"), "--all"]), (rollup, [])]
+    for command, arguments in commands:
+        result = CliRunner().invoke(command, [*arguments, "--data-dir", str(tmp_path)])
+        assert str(result.exception) == f"No figures here: nothing runs on {tmp_path}. Those of the last demo: --data-dir {left}"
 
 
 @pytest.mark.parametrize(

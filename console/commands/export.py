@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from console.store_options import engine_time, store_options
+from console.store_reading import why_no_store
 from console.table_parts import percent, size
 from schemas.errors import KvcensusError
 from sql import store
@@ -30,8 +31,16 @@ from sql.times import iso
 _EPOCH_DAY = date(1970, 1, 1)
 
 
+class _Folder(click.Path):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The folder. Nothing, as of a variable that is not set, would be the one where the command runs."""
+        if value == "":
+            self.fail("a folder has a name", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command(epilog=f"There are {listed()}.")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", metavar="DIR", type=_Folder(path_type=Path, file_okay=False))
 @click.option("--table", "tables", multiple=True, metavar="NAME", help="This table or view; repeatable.")
 @click.option("--all", "every", is_flag=True, help="Every table. Views, which are made of them, only if named.")
 @click.option("--since", metavar="TIME", help="Start: ISO 8601, epoch seconds, or an age (15m, 2h, 1d). Default: the first row.")
@@ -73,8 +82,8 @@ def export(
         since_us = None if since_us is None else since_us - since_us % DAY_US
         until_us = None if until_us is None else until_us + -until_us % DAY_US
     names = _chosen(tables, every)
-    if not store.exists(clickhouse_url, data_dir):
-        raise KvcensusError(f"there is no store in {data_dir}: name one with --data-dir or --clickhouse-url")
+    if (missing := why_no_store(clickhouse_url, data_dir)) is not None:
+        raise KvcensusError(missing.removesuffix("."))
     with store.connect(clickhouse_url, data_dir) as database, ExportFolder(folder) as target:
         run = _Run(database, target, since_us, until_us, cast("Ids", ids), now_us)
         run.export(names, quiet=as_json)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from console.store_options import engine_time, store_options
+from console.store_reading import why_no_store
 from schemas.errors import KvcensusError
 from sql import rollups, store
 from sql.database import Database
@@ -38,8 +39,8 @@ def rollup(since: str | None, until: str | None, as_json: bool, clickhouse_url: 
     since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
     if since_us is not None and until_us is not None and since_us >= until_us:
         raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
-    if not store.exists(clickhouse_url, data_dir):
-        raise KvcensusError(f"there is no store in {data_dir}: name one with --data-dir or --clickhouse-url")
+    if (missing := why_no_store(clickhouse_url, data_dir)) is not None:
+        raise KvcensusError(missing.removesuffix("."))
     with store.connect(clickhouse_url, data_dir) as database:
         if not database.can_write:
             raise KvcensusError(f"{database.place} can only be asked, and rolls up by itself: stop that process to do it from here")

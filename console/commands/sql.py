@@ -18,10 +18,13 @@ from typing import Any, TextIO
 import click
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.cells import cell_len
 from rich.table import Table
 
+from console.escape import escaped
 from console.figure_tables import console_for_output
 from console.store_options import store_options
+from console.store_reading import why_no_store
 from schemas.errors import KvcensusError
 from sql import store
 from sql.database import Database, QueryResult, StoreError
@@ -43,14 +46,19 @@ _LIMITS = ", ".join(f"{name} = {READ_SETTINGS[name]}" for name in ("max_result_r
 @click.option("--format", "fmt", type=click.Choice(FORMATS), help="Default: as --out ends, else table.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write CSV, JSON or Parquet to this file.")
 @click.option(
-    "--param", "params", multiple=True, metavar="NAME=VALUE", help="Value of {NAME:Type} in the query; repeatable. Of an array: ['a', 'b']."
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Value of {NAME:Type} in the query; repeatable. Of an array: ['a', 'b'], of a time: 2026-01-31 12:00:00.",
 )
 @store_options
 def sql(query: str, fmt: str | None, out: Path | None, params: tuple[str, ...], clickhouse_url: str | None, data_dir: Path) -> None:
     """Run one query ("-" reads it from standard input) on the tables and views.
 
     Tables are read as if each said FINAL, so replaced rows do not count twice. Ids are shown in hex (Parquet has them as bytes), times in
-    UTC. A result may have 5 million rows and 256 MiB; `kvcensus export` writes more.
+    UTC. Rows too wide for the terminal stand one below the other. A result may have 5 million rows and 256 MiB; `kvcensus export` writes
+    more.
     """
     text = require_read_only(sys.stdin.read() if query == "-" else query)
     if trailing_format(text):
@@ -64,8 +72,8 @@ def sql(query: str, fmt: str | None, out: Path | None, params: tuple[str, ...], 
     if fmt == "parquet" and out is None:
         raise click.UsageError("--format parquet needs --out FILE")
     parameters = _parameters(params, text)
-    if not store.exists(clickhouse_url, data_dir):
-        raise KvcensusError(f"there is no store in {data_dir}: start `kvcensus demo` or a worker, or name one with --data-dir")
+    if (missing := why_no_store(clickhouse_url, data_dir)) is not None:
+        raise KvcensusError(missing.removesuffix("."))
     with store.connect(clickhouse_url, data_dir) as database:
         try:
             if fmt == "parquet":
@@ -180,14 +188,38 @@ def _write(out: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _print_table(result: QueryResult) -> None:
-    table = Table()
-    for name, kind in zip(result.column_names, result.column_types, strict=True):
-        table.add_column(name, justify="right" if _is_number(kind) else "left", overflow="fold")
-    for row in result.rows[:TABLE_ROWS]:
-        table.add_row(*("NULL" if value is None else cell(value) for value in row))
-    console_for_output().print(table)
+    console = console_for_output()
+    names = [escaped(name) for name in result.column_names]
+    rows = [[_shown(value) for value in row] for row in result.rows[:TABLE_ROWS]]
+    if sum(cell_len(name) + 3 for name in names) + 1 > console.width:
+        if not rows:
+            click.echo(f"no rows of {', '.join(names)}")
+        for place, row in enumerate(rows, 1):
+            console.print(_upright(f"row {place:,}", names, row))
+    else:
+        table = Table()
+        for name, kind in zip(names, result.column_types, strict=True):
+            table.add_column(name, justify="right" if _is_number(kind) else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     if len(result.rows) > TABLE_ROWS:
         click.echo(f"{len(result.rows) - TABLE_ROWS:,} more rows are not shown: use LIMIT, or --format csv", err=True)
+
+
+def _upright(title: str, names: Sequence[str], row: Sequence[str]) -> Table:
+    """One row, a column to a line: where not even the names of the columns fit side by side."""
+    table = Table(show_header=False, title=title, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in zip(names, row, strict=True):
+        table.add_row(name, value)
+    return table
+
+
+def _shown(value: Any) -> str:
+    """A value as text that moves no cursor: labels and names are other people's."""
+    return "NULL" if value is None else "\n".join(map(escaped, cell(value).split("\n")))
 
 
 def _is_number(kind: str) -> bool:
