@@ -107,6 +107,12 @@ def changes(now: Iterable[InForce], wanted: Wanted) -> list[str]:
     return [_statement(each.table, wanted[each.group]) for each in now if each.group in wanted and each.period != wanted[each.group]]
 
 
+def with_missing(now: Iterable[InForce]) -> list[InForce]:
+    """``now``, and each table of :data:`TABLES` that is not there yet, as it is made: without a TTL. Pure."""
+    there = {each.table: each for each in now}
+    return [there.get(table, InForce(table, group, FOREVER, "")) for group, tables in TABLES.items() for table in tables]
+
+
 def _statement(table: str, wanted: Period) -> str:
     if wanted == FOREVER:
         return f"ALTER TABLE {table} REMOVE TTL"

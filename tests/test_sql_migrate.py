@@ -221,6 +221,13 @@ def test_the_command_says_how_long_rows_are_kept_and_changes_it(tmp_path: Path) 
         assert result.exit_code == 0
         return result.output
 
+    planned = run("--dry-run", "--keep-facts", "30d", "--keep-windows", "forever")
+    assert "ALTER TABLE recomputes MODIFY TTL inserted_at + INTERVAL 30 DAY;" in planned
+    assert "ALTER TABLE rank_rollups MODIFY TTL inserted_at + INTERVAL 2 YEAR;" in planned
+    assert not any(
+        f"{table} MODIFY TTL inserted_at + INTERVAL {days} DAY" in planned for table, days in (("recomputes", 14), ("rank_windows", 90))
+    )
+    assert planned.endswith(" to apply, then how long rows are kept is changed\n")
     first = run("--keep-facts", "30d", "--keep-windows", "forever")
     assert "kept 30 days: recomputes (was: forever)" in first
     assert "rank_windows" not in first
@@ -229,6 +236,7 @@ def test_the_command_says_how_long_rows_are_kept_and_changes_it(tmp_path: Path) 
     assert "kept  30 days  block_events" in status
     assert "kept  forever  rank_windows" in status
     dry = run("--dry-run", "--keep-rollups", "1y")
+    assert dry.endswith("-- no migration to apply; how long rows are kept is changed\n")
     assert "ALTER TABLE rank_rollups MODIFY TTL inserted_at + INTERVAL 1 YEAR;" in dry
     assert json.loads(run("--dry-run", "--keep-rollups", "2y", "--json"))["retention"] == []
     document = json.loads(run("--keep-rollups", "1y", "--json"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sql import cluster as clusters
 from sql import retention, store
 from sql.cluster import Cluster
 from sql.database import DATABASE, Database
-from sql.migrate import Migration, SetUp, Status, apply, cluster_for, pending, set_up, shipped, statements_of, status
+from sql.migrate import Migration, SetUp, Status, apply, cluster_for, pending, set_up, shipped, status
 from sql.retention import InForce, Period, Wanted
 
 
@@ -86,15 +87,35 @@ def migrate(
         if show_status:
             _print_status([Status(each.number, each.name, "pending", None) for each in shipped()], None, [], as_json)
         else:
-            _print_dry(shipped(), None if cluster is None else Cluster(cluster, DATABASE), [], as_json)
+            _print_dry(_Planned(shipped(), None if cluster is None else Cluster(cluster, DATABASE), [], wanted), as_json)
     else:
         with store.connect(clickhouse_url, data_dir) as database:
             if show_status:
                 _print_status(status(database), set_up(database), retention.in_force(database), as_json)
             else:
                 on = cluster_for(database, cluster)
-                changes = retention.changes(retention.in_force(database), wanted)
-                _print_dry(pending(database), on, changes if on is None else clusters.rewrite(changes, on), as_json)
+                _print_dry(_Planned(pending(database), on, retention.in_force(database), wanted), as_json)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What a run would do: ``todo``, then ``wanted``, where ``kept`` is in force."""
+
+    todo: Sequence[Migration]
+    cluster: Cluster | None
+    kept: Sequence[InForce]
+    wanted: Wanted
+
+    def statements(self, migration: Migration) -> list[str]:
+        """Those of one that is pending, less the defaults that would not be set."""
+        return self._on_cluster(retention.defaults(migration.statements, self.kept, self.wanted))
+
+    def changes(self) -> list[str]:
+        """Those that follow: how long rows are kept, also of tables that are made first."""
+        return self._on_cluster(retention.changes(retention.with_missing(self.kept), self.wanted))
+
+    def _on_cluster(self, statements: list[str]) -> list[str]:
+        return statements if self.cluster is None else clusters.rewrite(statements, self.cluster)
 
 
 def _migrate(database: Database, cluster: str | None, wanted: Wanted, as_json: bool) -> None:
@@ -112,19 +133,23 @@ def _migrate(database: Database, cluster: str | None, wanted: Wanted, as_json: b
         click.echo("up to date")
 
 
-def _print_dry(todo: Sequence[Migration], cluster: Cluster | None, changes: Sequence[str], as_json: bool) -> None:
+def _print_dry(planned: _Planned, as_json: bool) -> None:
+    todo, changes = planned.todo, planned.changes()
     if as_json:
-        statements = {each.number: statements_of(each, cluster) for each in todo}
-        document = {"pending": [_described(each, statements[each.number]) for each in todo], "retention": list(changes)}
+        document = {"pending": [_described(each, planned.statements(each)) for each in todo], "retention": changes}
         click.echo(json.dumps(document, indent=2))
         return
     for each in todo:
         click.echo(f"-- {each.number:04d}_{each.name}")
-        for statement in statements_of(each, cluster):
+        for statement in planned.statements(each):
             click.echo(f"{statement};\n")
     for statement in changes:
         click.echo(f"{statement};")
-    click.echo(f"-- {len(todo)} to apply" if todo else "-- up to date: nothing to apply")
+    also = "how long rows are kept is changed" if changes else ""
+    if todo:
+        click.echo(f"-- {len(todo)} to apply" + (f", then {also}" if also else ""))
+    else:
+        click.echo(f"-- no migration to apply; {also}" if also else "-- up to date: nothing to apply")
 
 
 def _described(migration: Migration, statements: list[str] | None) -> dict[str, Any]:
