@@ -123,6 +123,10 @@ def test_what_a_label_and_a_time_may_be() -> None:
             checked_time(beyond)
 
 
+def test_the_help_of_the_group_is_cut_nowhere() -> None:
+    assert "..." not in CliRunner().invoke(command, ["--help"]).output.partition("Commands:")[2]
+
+
 # -- on a broker ----------------------------------------------------------------------------------------------------
 
 

@@ -89,7 +89,7 @@ def add(
     _print(record, said, as_json)
 
 
-@deploy.command()
+@deploy.command(short_help="Take back the deploy ID.")
 @click.argument("given", metavar="ID", type=Name())
 @kafka_options
 def remove(given: str, bootstrap_servers: str | None, kafka_option: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
@@ -101,7 +101,7 @@ def remove(given: str, bootstrap_servers: str | None, kafka_option: tuple[str, .
     _print(record, said, as_json)
 
 
-@deploy.command("list")
+@deploy.command("list", short_help="The declared deploys, the oldest first.")
 @click.option("--since", metavar="TIME", help="Only deploys from here on, engine time: ISO 8601, epoch seconds, or an age (15m, 2h, 1d).")
 @click.option("--until", metavar="TIME", help="Only deploys before this, in the same forms, or now.")
 @click.option("--all", "everything", is_flag=True, help="Also those that were taken back.")
@@ -146,6 +146,7 @@ def _print(record: Deploy, said: str, as_json: bool) -> None:
 
 def _print_table(deploys: list[Deploy], everything: bool) -> None:
     shown = table(["id", "at (engine time)", "workload", "model", "label"], [])
+    shown.columns[0].no_wrap = shown.columns[1].no_wrap = True
     if everything:
         shown.add_column("")
     for each in deploys:
