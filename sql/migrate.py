@@ -252,6 +252,7 @@ def apply(
                 for each in [statement] if on is None else clusters.rewrite([statement], on):
                     database.command(each)
             except StoreError as error:
-                raise StoreError(f"migration {migration.number:04d}_{migration.name}, statement {position}: {error}", error.code) from error
+                where = f"migration {migration.number:04d}_{migration.name}, statement {position}"
+                raise type(error)(f"{where}: {error}", error.code, error.detail) from error
         database.insert("schema_migrations", ("number", "name", "checksum"), ([migration.number], [migration.name], [migration.checksum]))
     return todo

@@ -11,9 +11,11 @@ import pytest
 
 from schemas import topics
 from schemas.records import DeadLetter, Op
-from sql import migrate
-from sql.database import Database, StoreError
-from sql.store import connect
+from sql import migrate, rollups
+from sql.database import Database, StoreError, StoreUnavailable
+from sql.embedded import EmbeddedDatabase
+from sql.store import HttpDatabase, connect
+from streams import rollup_job
 from streams import sink as sink_module
 from streams.settings import WorkerSettings
 from streams.sink import Sink
@@ -185,3 +187,38 @@ def test_a_start_waits_for_what_may_pass_and_ends_for_what_will_not(
             until(lambda: sink.waiting and "waiting for it: nothing to do if it passes" in caplog.text, "the sink to wait")
             end()
             until(lambda: "the store answers" in caplog.text, "the sink to begin")
+
+
+def test_a_start_waits_for_a_store_that_goes_away_while_its_schema_is_made(
+    module_kafka: Kafka, server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = WorkerSettings(module_kafka.bootstrap_servers, tmp_path, clickhouse_url=f"{server[0]}/fresh")
+    made = "CREATE TABLE IF NOT EXISTS made (x Int8) ENGINE = Memory"
+    monkeypatch.setattr(migrate, "shipped", lambda: [migrate.Migration(1, "one", made)])
+    plain, left = HttpDatabase.command, [1]
+
+    def command(self: HttpDatabase, sql: str) -> None:
+        if sql == made and left.pop():
+            left.append(0)
+            raise StoreUnavailable("no answer")
+        plain(self, sql)
+
+    monkeypatch.setattr(HttpDatabase, "command", command)
+    sink = Sink(settings)
+    sink.prepare()
+    assert (left, sink._store) == ([0], None)
+
+
+def test_rollups_that_fail_in_any_way_do_not_end_the_sink(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def steps(store: Database) -> Iterator[tuple[int, int]]:
+        yield 0, 1
+        raise IndexError("an answer without rows")
+
+    monkeypatch.setattr(rollups, "steps", steps)
+    job = rollup_job.RollupJob()
+    for _ in range(2):
+        job(EmbeddedDatabase.__new__(EmbeddedDatabase))
+        job._due = 0.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "IndexError('an answer without rows'); the rollups stay behind and are tried again"
+    ]
