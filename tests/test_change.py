@@ -302,6 +302,13 @@ def test_duplicates_that_are_counted_for_half_the_span_are_refused() -> None:
     assert document["refused"][0]["text"] == "duplicates after are counted for 50% of the span so far"
     assert document["repeat_compute"]["comparable"]
     assert compared(made, min_coverage=0.5)["comparable"]
+    # How far another scope has come does not count: copies are seen as far as the fleet's are.
+    bears = [
+        duplicate_window(scope="workload", scope_key="chat", window_start_us=start, as_of_us=start + WINDOW_US)
+        for start in range(START_US, AFTER.end_us, WINDOW_US)
+    ]
+    ahead = [msgspec.structs.replace(row, workload="chat") for row in made[0]], [*made[1], *bears]
+    assert reasons(compared(ahead, Cut(workload="chat"))["duplicate_footprint"]) == ["behind"]
 
 
 def test_a_cause_or_a_part_that_says_nothing_is_refused_alone() -> None:
@@ -441,6 +448,9 @@ def test_two_spans_are_widened_and_keep_their_beginnings_when_cut() -> None:
     assert found.before == Span(BEFORE.start_us, BEFORE.start_us + 2 * WINDOW_US)
     assert found.after == Span(AFTER.start_us, AFTER.start_us + 2 * WINDOW_US)
     assert two(after, before, WINDOW_US, AFTER.start_us + 2 * WINDOW_US) == Sides(found.after, found.before, found.notes)
+    # Neither is over: as long as the one of which less has been.
+    overlapping = two(Span(0, 100), Span(50, 200), 10, 85)
+    assert (overlapping.before, overlapping.after) == (Span(0, 30), Span(50, 80))
 
 
 @given(at=st.integers(0, 10**6), length=st.integers(1, 10**5), base=st.integers(1, 1000), newest=st.none() | st.integers(0, 2 * 10**6))

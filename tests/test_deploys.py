@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Producer
@@ -73,6 +74,8 @@ def test_adding_twice_declares_once_and_taking_back_can_be_taken_back() -> None:
     known = newest([gone, first])
     assert known == {first.deploy_id: gone}
     assert removing(known, first.deploy_id, now_us=500) == (gone, "removed_already")
+    again = msgspec.structs.replace(gone, removed=False)
+    assert newest([gone, again]) == {first.deploy_id: again}, "of one version the later, as in the table"
     back, said_of_back = adding(known, "x", 5, None, "m", now_us=500)
     assert (said_of_back, back) == ("declared_again", Deploy(first.deploy_id, 500, "x", 5, None, "m"))
 
@@ -117,7 +120,7 @@ def test_what_a_label_and_a_time_may_be() -> None:
     ):
         with pytest.raises(KvcensusError, match=said):
             checked_label(wrong)
-    assert checked_time(AT_US) == AT_US
+    assert (checked_time(AT_US), checked_time(0)) == (AT_US, 0)
     for beyond in (-1, AT_US * 1000):
         with pytest.raises(KvcensusError, match="no time of a deploy"):
             checked_time(beyond)

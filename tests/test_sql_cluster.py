@@ -96,6 +96,13 @@ def test_a_table_becomes_two() -> None:
             ],
         ),
         (
+            "ALTER TABLE batches MODIFY COLUMN a Array(Int64) CODEC(T64, ZSTD(1))",
+            [
+                f"ALTER TABLE {name} ON CLUSTER 'two' MODIFY COLUMN a Array(Int64) CODEC(T64, ZSTD(1))"
+                for name in ("batches_local", "batches")
+            ],
+        ),
+        (
             "ALTER TABLE batches MODIFY TTL a + INTERVAL 1 DAY, b + INTERVAL 2 DAY DELETE WHERE c",
             ["ALTER TABLE batches_local ON CLUSTER 'two' MODIFY TTL a + INTERVAL 1 DAY, b + INTERVAL 2 DAY DELETE WHERE c"],
         ),
@@ -149,6 +156,14 @@ def test_what_is_not_known_is_refused(statement: str) -> None:
 def test_what_is_no_name_of_a_cluster_is_refused(name: str) -> None:
     with pytest.raises(KvcensusError, match="expected letters"):
         Cluster(name, "kvcensus")
+
+
+def test_the_history_is_one_table_with_a_replica_for_each_node() -> None:
+    made = plain(cluster.history("CREATE TABLE IF NOT EXISTS schema_migrations (a String) ENGINE = ReplacingMergeTree ORDER BY a", TWO))
+    assert made == (
+        "CREATE TABLE IF NOT EXISTS schema_migrations ON CLUSTER 'two' (a String) "
+        "ENGINE = ReplicatedReplacingMergeTree('/clickhouse/tables/all/whole/schema_migrations', '{shard}-{replica}') ORDER BY a"
+    )
 
 
 def test_every_shipped_statement_reaches_all_nodes() -> None:

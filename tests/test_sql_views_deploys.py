@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from schemas.records import Deploy, DuplicateWindow, RankWindow
+from sql.change_load import sides_around, sides_of
 from sql.database import Database
+from sql.total_types import Span
 from tests.sql_records import duplicate_window, group, rank_window
 from tests.test_sql_views import WINDOWS, reads
 from tests.test_sql_views_rows import HOUR, insert, read, store
@@ -255,3 +257,16 @@ def test_the_effect_of_one_deploy_reads_no_other_time(store: Database) -> None:
             assert "window_start" in keys["Keys"]
             assert "window_start in" in keys["Condition"]
             assert "element set" not in keys["Condition"], "two borders, not the windows one by one"
+
+
+def test_sides_are_windows_of_the_longest_length_that_holds_batches(store: Database) -> None:
+    """Before the deploy windows of 10 s, after it of 5 minutes; an hour without a batch is no length to go by."""
+    short = rank_window(window_start_us=DEPLOY - 10_000_000, window_us=10_000_000, last_batch_us=DEPLOY)
+    long = rank_window(window_start_us=DEPLOY, window_us=FIVE_US, last_batch_us=DEPLOY + 60 * MINUTE_US)
+    empty = [rank_window(instance_id="idle", window_start_us=start, window_us=60 * MINUTE_US, batches=0) for start in (HOUR, DEPLOY)]
+    insert(store, [short, long, *empty])
+    sides = sides_around(store, DEPLOY + 1, 10 * MINUTE_US)
+    assert sides.before == Span(DEPLOY - 2 * FIVE_US, DEPLOY)
+    assert sides.after == Span(DEPLOY + FIVE_US, DEPLOY + 3 * FIVE_US)
+    two = sides_of(store, Span(DEPLOY - 1, DEPLOY), Span(DEPLOY, DEPLOY + 1))
+    assert (two.before, two.after) == (Span(DEPLOY - FIVE_US, DEPLOY), Span(DEPLOY, DEPLOY + FIVE_US))

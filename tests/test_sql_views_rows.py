@@ -269,15 +269,19 @@ def test_coverage_knows_of_silent_ranks_and_lets_departed_ones_go(store: Databas
 def test_what_was_seen_in_part_is_a_lower_bound_and_one_unseen_window_spoils_no_hour(store: Database) -> None:
     part = windows_of("part", range(29)) + windows_of("part", [29], observed_us=WINDOW_US - 1, register="lower_bound")
     unseen = windows_of("unseen", range(29)) + windows_of("unseen", [29], observed_us=0, register="indeterminate")
-    never = windows_of("never", range(30), observed_us=0, register="indeterminate")
+    never = windows_of("never", range(30), observed_us=0, register="indeterminate", batches=0)
     loads = windows_of("loads", range(30), kv_connector="disk", register="indeterminate")
+    doubtful = windows_of("doubtful", range(30), register="lower_bound", reasons=["ambiguous_reload"])
+    ended = windows_of("ended", range(20))  # each of its windows is exact, and it fell silent before the five minutes were over
     full = windows_of("full", range(30))
-    insert(store, [*part, *unseen, *never, *loads, *full])
+    insert(store, [*part, *unseen, *never, *loads, *doubtful, *ended, *full])
     expected = {
         "part": "lower_bound",
         "unseen": "lower_bound",
         "never": "indeterminate",
         "loads": "indeterminate",
+        "doubtful": "lower_bound",
+        "ended": "lower_bound",
         "full": "exact",
     }
     for view in ("repeat_compute_5m", "rank_health_5m"):
@@ -285,12 +289,48 @@ def test_what_was_seen_in_part_is_a_lower_bound_and_one_unseen_window_spoils_no_
     by_workload = read(store, "SELECT workload, register FROM repeat_compute_by_workload_5m")
     assert {row["workload"]: row["register"] for row in by_workload} == expected
     assert read(store, "SELECT register FROM repeat_compute_fleet_5m") == [{"register": "lower_bound"}]
+    heard = read(store, "SELECT ranks_heard, ranks_expected, ranks_absent FROM coverage_5m")
+    assert heard == [{"ranks_heard": 6, "ranks_expected": 7, "ranks_absent": 0}], "a rank of which no batch came is not heard"
     gaps = read(store, "SELECT instance_id, observed_us, expected_us FROM coverage_gaps ORDER BY ALL")
     assert [tuple(row.values()) for row in gaps] == [
+        ("ended", 20 * WINDOW_US, FIVE_US),
         ("never", 0, FIVE_US),
         ("part", FIVE_US - 1, FIVE_US),
         ("unseen", FIVE_US - WINDOW_US, FIVE_US),
     ]
+
+
+def test_what_is_loaded_is_not_taken_for_what_came_back_and_one_open_window_leaves_a_fleet_open(store: Database) -> None:
+    histogram = {f"{name}_{side}": [9] for name in ("back_cleared", "lifetime") for side in ("buckets", "counts")}
+    counted = group(recompute_cleared_tokens=5, **histogram)
+    loads = windows_of("loads", range(30), kv_connector="disk", register="indeterminate", groups=[counted])
+    insert(store, loads)
+    fleets = [f"repeat_compute_{cut}_5m" for cut in ("fleet", "by_workload", "by_model")]
+    for view in fleets:
+        (row,) = read(store, f"SELECT register, ranks_measured, ranks, cleared_tokens, is_final FROM {view}")
+        assert tuple(row.values()) == ("indeterminate", 0, 1, None, True), view
+    assert read(store, "SELECT register, coverage, ranks_with_gaps FROM coverage_5m") == [
+        {"register": "lower_bound", "coverage": 1.0, "ranks_with_gaps": 0}
+    ]
+    assert read(store, "SELECT DISTINCT what FROM return_times") == [{"what": "lifetime"}]
+    assert read(store, "SELECT what, blocks, register FROM return_times_5m") == [
+        {"what": "lifetime", "blocks": 270, "register": "indeterminate"}
+    ]
+    other = {"workload": "loads", "model": "other", "kv_connector": "disk", "register": "indeterminate"}
+    insert(store, windows_of("more", range(30), groups=[counted], **other))
+    assert read(store, "SELECT what, blocks FROM return_times_5m") == [{"what": "lifetime", "blocks": 540}], (
+        "of a workload, whatever the model"
+    )
+    insert(store, windows_of("open", range(29)) + windows_of("open", [29], final=False, register="lower_bound"))
+    for view in fleets[::2]:
+        (row,) = read(store, f"SELECT sum(ranks_measured) AS measured, min(is_final) AS final, max(coverage) AS coverage FROM {view}")
+        assert (row["measured"], bool(row["final"]), row["coverage"]) == (1, False, 1.0), view
+    (row,) = read(store, "SELECT register FROM coverage_5m")
+    assert row["register"] == "lower_bound"
+    again = [windows_of(name, range(30), version=9, register=register) for name, register in (("loads", "exact"), ("open", "lower_bound"))]
+    insert(store, [row for rows in (*again, windows_of("more", range(30), version=9)) for row in rows])
+    (row,) = read(store, "SELECT register FROM coverage_5m")
+    assert row["register"] == "lower_bound", "nothing is missing, and a window says less than exact"
 
 
 def test_an_open_window_is_not_missing_what_lies_ahead(store: Database) -> None:
@@ -341,6 +381,9 @@ def test_states_at_the_end_are_those_of_the_last_part(store: Database) -> None:
     for grain in ("5m", "1h", "1d"):
         (row,) = read(store, f"SELECT * FROM rank_health_{grain}")
         assert (row["workload"], row["resident_blocks"], row["pool_blocks"], row["lives"]) == ("moved", 3, None, 2)
+    # Declared otherwise for a while: what began last is not what came last.
+    insert(store, windows_of("b", [0, 1, 8], workload="back") + windows_of("b", range(2, 8), workload="away"))
+    assert read(store, "SELECT workload FROM rank_health_1h WHERE instance_id = 'b'") == [{"workload": "back"}]
 
 
 def test_every_bucket_of_return_times_lies_where_it_was_counted(store: Database) -> None:
@@ -398,6 +441,11 @@ UNSAID = {"register": "indeterminate", "inside_register": "indeterminate", "betw
             ("lower_bound", "lower_bound", "indeterminate"),
         ),
         (duplicates([0], **UNSAID) + duplicates(range(1, 30)), ("indeterminate", "indeterminate", "indeterminate")),
+        (
+            duplicates([0], register="indeterminate", inside_register="indeterminate")
+            + duplicates(range(1, 30), between_tokens_max=5, extra_tokens_max=5),
+            ("lower_bound", "indeterminate", "exact"),
+        ),
         # Ids or models that do not compare are another matter: the copies may be none.
         (
             duplicates(
@@ -420,6 +468,17 @@ def test_the_footprint_of_an_hour_is_read_by_what_was_found_in_it(
         (row,) = read(store, f"SELECT * FROM duplicate_footprint_{grain}")
         assert (row["register"], row["inside_register"], row["between_register"]) == registers
         assert row["coverage"] == 1.0
+
+
+def test_footprints_replace_each_other_and_say_what_is_not_over_or_not_whole(store: Database) -> None:
+    records: list[Any] = [*windows_of("a", range(40)), *duplicates(range(60), inside_token_us=WINDOW_US)]
+    records += duplicates([1], inside_token_us=3 * WINDOW_US, version=9, shards=4, shards_reported=3)
+    insert(store, records)
+    single = read(store, "SELECT inside_tokens_mean, complete FROM duplicate_footprint ORDER BY window_start LIMIT 3")
+    assert [tuple(row.values()) for row in single] == [(1.0, True), (3.0, False), (1.0, True)]
+    assert read(store, "SELECT count() AS n FROM duplicate_footprint") == [{"n": 60}]
+    rolled = read(store, "SELECT inside_tokens_mean, complete, is_final FROM duplicate_footprint_5m ORDER BY window_start")
+    assert [tuple(row.values()) for row in rolled] == [(pytest.approx(32 / 30), False, True), (1.0, True, False)]
 
 
 def test_two_versions_of_the_rules_and_two_keys_stay_apart(store: Database) -> None:
