@@ -28,6 +28,7 @@ READ_SETTINGS = {
     "max_execution_time": "120",
     "max_result_bytes": str(256 * 1024 * 1024),
     "max_result_rows": "5000000",
+    "optimize_move_to_prewhere_if_final": "1",  # only conditions on the key are moved; the other columns are read where they hold
 }
 """Of every handle that reads: rows as if replaced already, and no query without an end.
 

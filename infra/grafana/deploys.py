@@ -21,7 +21,8 @@ DEPLOY = Variable(
     """,
 )
 _CHOSEN = "deploy_id = ${deploy:singlequote}"
-_WORKLOAD, _MODEL = (f"(SELECT {column} FROM deploys_declared WHERE {_CHOSEN})" for column in ("workload", "model"))
+_EFFECT_OF = "deploy_effect_of(deploy = ${deploy:singlequote})"
+_WORKLOAD, _MODEL = (f"(SELECT any({column}) FROM deploys_declared WHERE {_CHOSEN})" for column in ("workload", "model"))
 _REPEAT = f"""
     FROM repeat_compute{f.STEP} AS r
     WHERE {f.in_range(f.STEP)} AND {f.RULES}
@@ -55,7 +56,7 @@ def _before_after(title: str, question: str, figures: str, unit: str) -> Panel:
     return bars(
         title,
         f"{question} {_SIDES}",
-        f"SELECT figure, before, after FROM deploy_effect WHERE {_CHOSEN} AND figure LIKE '{figures}%' ORDER BY figure",
+        f"SELECT figure, before, after FROM {_EFFECT_OF} WHERE figure LIKE '{figures}%' ORDER BY figure",
         over="figure",
         unit=unit,
         width=6,
@@ -70,7 +71,7 @@ def _chosen() -> Row:
             table(
                 "The chosen deploy: before and after",
                 f"What changed with it, for what it concerned? {_SIDES}",
-                f"SELECT {_EFFECT} FROM deploy_effect WHERE {_CHOSEN} ORDER BY figure",
+                f"SELECT {_EFFECT} FROM {_EFFECT_OF} ORDER BY figure",
                 width=12,
                 height=10,
             ),
