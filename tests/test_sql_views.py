@@ -97,6 +97,25 @@ def test_each_comment_says_the_question_the_unit_and_how_to_read_it(module_store
             assert re.search(r"\b[Rr]egister\b", comment), f"{view} does not say how to read it: {comment}"
 
 
+def test_every_view_reads_rows_as_replaced(module_store: Database) -> None:
+    """By its own text: the embedded store reads everything so, a server does only where it is told."""
+    replacing = {
+        table
+        for (table,) in module_store.query(
+            "SELECT name FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%ReplacingMergeTree'"
+        ).rows
+    }
+    assert {"rank_windows", "duplicate_windows", "rank_rollups", "duplicate_rollups", "deploys"} < replacing
+    plainly = []
+    for view, text in module_store.query(
+        "SELECT name, as_select FROM system.tables WHERE database = currentDatabase() AND engine = 'View'"
+    ).rows:
+        for found in re.finditer(r"\b(?:FROM|JOIN) (?:\w+\.)?(\w+)((?: AS \w+)? FINAL)?", text):
+            if found[1] in replacing and not found[2]:
+                plainly.append((view, text[: found.end()].rpartition("SELECT ")[2].partition(" FROM")[0].strip()))
+    assert plainly == [("top_shared_prefixes", "max(as_of)")], "of a column of the key, which is the same in every version"
+
+
 def test_each_view_of_data_runs_and_most_have_rows(filled: Database) -> None:
     # The longer grains are read below, and what each is made of with them.
     some = [view for view in views(filled) if not view.endswith(("_1h", "_1d")) and not view.startswith("rollup_")]

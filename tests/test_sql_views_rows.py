@@ -472,8 +472,8 @@ def test_the_footprint_of_an_hour_is_read_by_what_was_found_in_it(
 
 def test_footprints_replace_each_other_and_say_what_is_not_over_or_not_whole(store: Database) -> None:
     records: list[Any] = [*windows_of("a", range(40)), *duplicates(range(60), inside_token_us=WINDOW_US)]
-    records += duplicates([1], inside_token_us=3 * WINDOW_US, version=9, shards=4, shards_reported=3)
     insert(store, records)
+    insert(store, duplicates([1], inside_token_us=3 * WINDOW_US, version=9, shards=4, shards_reported=3))
     single = read(store, "SELECT inside_tokens_mean, complete FROM duplicate_footprint ORDER BY window_start LIMIT 3")
     assert [tuple(row.values()) for row in single] == [(1.0, True), (3.0, False), (1.0, True)]
     assert read(store, "SELECT count() AS n FROM duplicate_footprint") == [{"n": 60}]
