@@ -10,12 +10,15 @@ wins, and the marks move only at the end of a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sql import rollup_absent, rollup_duplicates, rollup_sql
 from sql.database import Database
 from sql.rollup_parts import GRAINS, Chunk, Grain, cut, leftovers
+
+log = logging.getLogger("kvcensus.rollups")
 
 SETTLED_S = 330
 """No insert takes longer: the client of the sink gives up before."""
@@ -25,6 +28,15 @@ _CELL, _HOUR, _DAY = (grain.seconds for grain in GRAINS)
 _SOURCES = ("rank_windows", "duplicate_windows")
 _FORGOTTEN_S = 6 * _DAY
 """What was touched is noted for 7 days: after so long without a round it is looked up in the windows themselves."""
+
+_FORGIVEN_US = _DAY * _US
+"""When the store's clock goes back, what was touched in so long before its new time is counted again."""
+
+_SKEW_US = 10 * _US
+"""So far the clocks of a cluster's nodes may differ: it is no step back."""
+
+_AHEAD_US = _HOUR * _US
+"""Versions then go on so far above the last round that ended: above those of any that was cut short after it."""
 
 _RANKS_AT_ONCE = 1_000
 """Of so many ranks one hour is counted in one go, of fewer more, up to a day: what bounds the memory that a statement takes."""
@@ -85,19 +97,28 @@ def steps(database: Database, *, settled_s: float = SETTLED_S) -> Generator[tupl
     Otherwise as :func:`run`. Left half way, it was a round cut short.
     """
     late_us = int(settled_s * _US)
-    marks = _marks(database)
-    _remember(database, marks, late_us)
-    now_us = _now_us(database)
-    counted, settled = marks.get("counted", 0), marks.get("settled", 0)
-    conditions = [f"(touched_at > {_time(counted)} AND touched_at <= {_time(now_us)})"]
-    settling = now_us - late_us - settled >= late_us
+    found, now_us = _marks(database), _now_us(database)
+    marks = _marks_at(found, now_us)
+    if _remember(database, marks, now_us, late_us):
+        now_us = _now_us(database)
+    now_us = max(now_us, marks.counted + 1)
+    conditions = [f"(touched_at > {_time(marks.counted)} AND touched_at <= {_time(now_us)})"]
+    if marks.began:
+        log.warning("the store's clock has gone back by %.0f s or more: what was touched in the last day is counted again", marks.back_s)
+        conditions.append(f"(touched_at > {_time(found['counted'])})")
+    settling = now_us - late_us - marks.settled >= late_us
     if settling:  # not with every round, or each window would always be counted twice
-        conditions.append(f"(touched_at > {_time(settled)} AND touched_at <= {_time(now_us - late_us)})")
-    work = _Work(database, " OR ".join(conditions), now_us)
+        conditions.append(f"(touched_at > {_time(marks.settled)} AND touched_at <= {_time(now_us - late_us)})")
+    version, highest = now_us, max(found.get("counted", 0), found.get("version", 0))
+    if version <= highest:
+        version = highest + (1 if "version" in found and found["version"] == highest else _AHEAD_US)
+        database.insert("rollup_marks", ("name", "mark"), (["version"], [version]))  # at once: the next round must be above it
+    work = _Work(database, " OR ".join(conditions), now_us, version)
     yield from work.steps()
     if not work.done.idle or settling:
         names = ["counted", "settled"] if settling else ["counted"]
-        database.insert("rollup_marks", ("name", "mark"), (names, [now_us, now_us - late_us][: len(names)]))
+        moved = [name + marks.epoch for name in names]
+        database.insert("rollup_marks", ("name", "mark"), (moved, [now_us, now_us - late_us][: len(moved)]))
     return work.done
 
 
@@ -134,24 +155,70 @@ def _marks(database: Database) -> dict[str, int]:
     return dict(database.query("SELECT toString(name), toUnixTimestamp64Micro(max(mark)) FROM rollup_marks GROUP BY name").rows)
 
 
-def _remember(database: Database, marks: dict[str, int], late_us: int) -> None:
-    """Note again what may have been touched and is not noted (any more).
+@dataclass(frozen=True)
+class _Marks:
+    """How far the rounds have come, by the store's clock as it goes now.
+
+    When that clock goes back, what is touched from then on lies before the marks. Until it has caught up there are others, whose names end
+    in ``epoch``. ``began``: this round is the first of them.
+    """
+
+    counted: int
+    settled: int
+    epoch: str = ""
+    began: bool = False
+    back_s: float = 0.0
+    known: bool = True
+
+
+def _marks_at(marks: Mapping[str, int], now_us: int) -> _Marks:
+    counted, settled = marks.get("counted", 0), marks.get("settled", 0)
+    if now_us >= counted - _SKEW_US:
+        return _Marks(counted, settled, known="counted" in marks)
+    epoch = ""
+    while now_us < (last := marks.get(f"counted{epoch}", 0)) - _SKEW_US:
+        epoch, counted = f" before {last}", last
+    back_s = (counted - now_us) / _US
+    if f"counted{epoch}" not in marks:
+        return _Marks(now_us - _FORGIVEN_US, now_us - _FORGIVEN_US, epoch, began=True, back_s=back_s)
+    return _Marks(marks[f"counted{epoch}"], marks.get(f"settled{epoch}", now_us - _FORGIVEN_US), epoch, back_s=back_s)
+
+
+def _remember(database: Database, marks: _Marks, now_us: int, late_us: int) -> bool:
+    """Note again what may have been touched and is not noted (any more); whether that was to be done.
 
     Notes are kept for 7 days only; and an insert that ran while the schema was brought up to date may have begun before notes were taken.
     """
-    settled = marks.get("settled", 0)
-    if "counted" in marks and _now_us(database) - settled < _FORGOTTEN_S * _US:
-        return
+    settled = marks.settled
+    if marks.known and now_us - settled < _FORGOTTEN_S * _US:
+        return False
+    since = f"inserted_at >= toDateTime({max(0, settled - late_us) // _US}, 'UTC')"
     for source in _SOURCES:
-        _touch_rows(database, source, f"inserted_at >= toDateTime({max(0, settled - late_us) // _US}, 'UTC')")
+        _touch_rows(database, source, since)
+        database.command(
+            f"""
+            INSERT INTO rollup_spans
+            SELECT '{source}', toDateTime(intDiv(toUnixTimestamp64Micro(window_start), {_CELL * _US}) * {_CELL}, 'UTC') AS at,
+                max(window_end)
+            FROM {source} WHERE {since} GROUP BY at
+            """
+        )
+    database.command(
+        f"""
+        INSERT INTO fleet_clock SELECT semantics_version, ifNull(max(last_batch), toDateTime64(0, 6, 'UTC'))
+        FROM rank_windows WHERE {since} GROUP BY semantics_version
+        """
+    )
+    return True
 
 
 class _Work:
     """One round's work on what ``touched``, a condition on ``rollup_touched``, tells."""
 
-    def __init__(self, database: Database, touched: str, version: int) -> None:
+    def __init__(self, database: Database, touched: str, now_us: int, version: int) -> None:
         self._database = database
         self._touched = touched
+        self._now_us = now_us
         self._version = version
         self._finished = self._total = 0
         self.done = Round()
@@ -285,7 +352,7 @@ class _Work:
                     ["rank_windows"] * len(noted),
                     [start for start, _ in noted],
                     [name for _, name in noted],
-                    [self._version + 1] * len(noted),
+                    [self._now_us + 1] * len(noted),
                 ),
             )
             self._database.insert("rank_rollups", rollup_absent.COLUMNS, rollup_absent.columns(found, self._version))

@@ -188,3 +188,66 @@ def test_a_round_overtaken_by_another_is_put_right_once_inserts_have_settled(mod
     assert overtook
     rollups.run(module_store, settled_s=0)
     check(module_store, [*ranks, *duplicates, *fewer])
+
+
+def test_an_insert_that_ran_while_the_schema_was_brought_up_to_date_is_not_missed(module_store: Database) -> None:
+    rng = random.Random(600)
+    empty(module_store)
+    ranks, duplicates = random_windows(rng)
+    put(module_store, [*ranks, *duplicates])
+    noted = ("rollup_touched", "rollup_spans", "fleet_clock")
+    clock = module_store.query("SELECT * FROM fleet_clock ORDER BY ALL", final=True).rows
+    for table in noted:  # as of an insert that began before there was anybody to note it, and ended after what was there had been noted
+        module_store.command(f"TRUNCATE TABLE {table}")
+    rollups.run(module_store)
+    check(module_store, [*ranks, *duplicates])
+    assert module_store.query("SELECT * FROM fleet_clock ORDER BY ALL", final=True).rows == clock
+
+
+def _set_ahead(database: Database, seconds: int) -> None:
+    """As if all that the store did until now had been done by a clock that was ``seconds`` ahead."""
+    us = seconds * 1_000_000
+    later = f"addSeconds({{}}, {seconds})"
+    database.command(f"INSERT INTO rollup_marks SELECT name, max({later.format('mark')}) FROM rollup_marks GROUP BY name")
+    for table in ("rank_rollups", "duplicate_rollups"):
+        database.command(f"INSERT INTO {table} SELECT * REPLACE (version + {us} AS version) FROM {table} FINAL")
+    database.command("CREATE OR REPLACE TABLE held ENGINE = Memory AS SELECT * FROM rollup_touched")
+    database.command("TRUNCATE TABLE rollup_touched")
+    database.command(f"INSERT INTO rollup_touched SELECT * REPLACE ({later.format('touched_at')} AS touched_at) FROM held")
+    database.command("DROP TABLE held")
+
+
+@pytest.mark.parametrize("ahead", [60, 900, 200_000])
+def test_a_store_whose_clock_goes_back_counts_on_and_once_more_when_it_has_caught_up(
+    module_store: Database, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    rng = random.Random(500 + ahead)
+    empty(module_store)
+    ranks, duplicates = random_windows(rng)
+    put(module_store, [*ranks[::3], *duplicates[::3]])
+    rollups.run(module_store)
+    put(module_store, [ranks[1]])  # just before the step, and no round saw it
+    _set_ahead(module_store, ahead)
+    put(module_store, [*ranks[1::3], *duplicates[1::3]])
+    fewer = [msgspec.structs.replace(row, version=row.version + 100, workload=None) for row in reference.newest(ranks[::3])]
+    put(module_store, fewer)
+    with pytest.raises(_CutShort):
+        rollups.run(_Failing(module_store, 3))
+    while not rollups.run(module_store).idle:
+        pass
+    check(module_store, [*ranks[::3], *ranks[1::3], *duplicates[::3], *duplicates[1::3], *fewer])
+    _set_ahead(module_store, 3_600)  # and once more, before it has caught up
+    put(module_store, [*ranks[2::3], *duplicates[2::3]])
+    fewer += [msgspec.structs.replace(row, version=row.version + 100, workload=None) for row in reference.newest(ranks[1::3])]
+    put(module_store, fewer)
+    while not rollups.run(module_store).idle:
+        pass
+    check(module_store, [*ranks, *duplicates, *fewer])
+    plain = rollups._now_us
+    monkeypatch.setattr(rollups, "_now_us", lambda database: plain(database) + (ahead + 20_000) * 1_000_000)
+    fewer += [msgspec.structs.replace(row, version=row.version + 200, model="z") for row in reference.newest(ranks)[::2]]
+    put(module_store, fewer)
+    later = f"addSeconds(touched_at, {ahead + 20_000})"
+    module_store.command(f"INSERT INTO rollup_touched SELECT * REPLACE ({later} AS touched_at) FROM rollup_touched")
+    rollups.run(module_store)
+    check(module_store, [*ranks, *duplicates, *fewer])
