@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from sql.rollup_parts import GRAINS, US, Chunk, Grain, aligned, counted_last, cut, shared, weakest, within
+from sql.rollup_parts import GRAINS, US, Chunk, Grain, aligned, counted_last, shared, spread, weakest, within
 
 _SUMS = ("inside_token_us", "between_token_us", "inside_block_us", "between_block_us")
 _BYTE_SUMS = ("inside_byte_ms", "between_byte_ms")
@@ -31,6 +31,7 @@ _DUPLICATE_ROLLUP_COLUMNS = (
 )
 
 
+_NEWEST = ("expected_ranks", "ranks", *_ENDS)
 _SCOPE_UNIT = "at, scope, scope_key, tier, semantics_version"
 _COUNTED_TO = f"greatest({US}(as_of), {US}(window_start) + 1)"
 
@@ -40,24 +41,18 @@ def _duplicate_source(grain: Grain, chunk: Chunk, kept: bool) -> str:
     same += f", {', '.join(_REGISTERS)}, reasons"
     if grain.finer is not None:
         return _rolled_up_duplicates(grain.finer, grain, chunk, same)
-    end = f"{US}(as_of)"
-    sums = ", ".join(f"{shared(name, end, grain, 'toInt128')} AS {name}" for name in _SUMS)
-    byte_sums = ", ".join(
-        f"if({name} IS NULL, NULL, {shared(f'assumeNotNull({name})', end, grain, 'toInt128')}) AS {name}" for name in _BYTE_SUMS
-    )
-    covered = shared(f"({end} - {US}(window_start))", end, grain)
-    columns = f"window_start, window_us, observed_us, shards_reported >= shards AS complete, {', '.join((*_SUMS, *_BYTE_SUMS))}, {same}"
-    counted = f"""
-        SELECT at, {same}, complete, toUInt64(1) AS windows, {covered} AS covered_us, covered_us * expected_ranks AS expected_us,
-            {shared("observed_us", end, grain)} AS observed_us, {sums}, {byte_sums}
-        FROM ({chunk.rows_of("duplicate_windows", columns, ranks=False)}) ARRAY JOIN {cut(grain, _COUNTED_TO)} AS at
-        WHERE {chunk.among(grain)}
+    sums = ", ".join(f"{shared(name, 'toInt128')} AS {name}" for name in _SUMS)
+    byte_sums = ", ".join(f"if({name} IS NULL, NULL, {shared(f'assumeNotNull({name})', 'toInt128')}) AS {name}" for name in _BYTE_SUMS)
+    columns = f"""
+        at, {same}, shards_reported >= shards AS complete, toUInt64(1) AS windows, till - since AS covered_us,
+        covered_us * expected_ranks AS expected_us, {shared("observed_us")} AS observed_us, {sums}, {byte_sums}
     """
+    counted = f"WITH {spread(f'{US}(as_of)')} {chunk.rows_of('duplicate_windows', columns, _COUNTED_TO, ranks=False)}"
     if not kept:
         return counted
     expired = expired_duplicates(chunk)
     return f"""
-        {counted} AND ({_SCOPE_UNIT}) GLOBAL NOT IN ({expired})
+        SELECT * FROM ({counted}) WHERE ({_SCOPE_UNIT}) GLOBAL NOT IN ({expired})
         UNION ALL
         SELECT * FROM ({_rolled_up_duplicates(grain.name, grain, chunk, same)}) WHERE ({_SCOPE_UNIT}) GLOBAL IN ({expired})
     """
@@ -82,20 +77,21 @@ def duplicate_rollup(grain: Grain, chunk: Chunk, *, kept: bool = False) -> str:
     byte_sums = ", ".join(f"if(countIf(s.{name} IS NULL) > 0, NULL, sum(s.{name})) AS {name}" for name in _BYTE_SUMS)
     maxima = ", ".join(f"max(s.{name}) AS {name}" for name in _MAXIMA)
     bytes_max = "if(countIf(s.extra_bytes_max IS NULL) > 0, NULL, max(s.extra_bytes_max)) AS extra_bytes_max"
-    ends = ", ".join(f"argMax(tuple(s.{name}), s.as_of).1 AS {name}" for name in _ENDS)
+    newest = ", ".join(f"s.{name}" for name in _NEWEST)
+    values = ", ".join(f"newest.{_NEWEST.index(name) + 1}" if name in _NEWEST else name for name in _DUPLICATE_ROLLUP_COLUMNS[11:])
     return f"""
         INSERT INTO duplicate_rollups ({", ".join(_DUPLICATE_ROLLUP_COLUMNS)})
         SELECT
             '{grain.name}', at, {grain.us}, scope, scope_key, tier,
             toUInt16(row_number() OVER (PARTITION BY at, scope, scope_key, tier ORDER BY as_of, semantics_version, key_epoch) - 1),
-            {chunk.version}, 0, semantics_version, key_epoch, {", ".join(_DUPLICATE_ROLLUP_COLUMNS[11:])}
+            {chunk.version}, 0, semantics_version, key_epoch, {values}
         FROM
         (
             SELECT
                 s.at AS at, {_SCOPE}, sum(s.windows) AS windows, min(s.is_final) AS is_final, min(s.complete) AS complete,
-                max(s.as_of) AS as_of, sum(s.covered_us) AS covered_us, argMax(s.expected_ranks, s.as_of) AS expected_ranks,
-                sum(s.expected_us) AS expected_us, sum(s.observed_us) AS observed_us, argMax(s.ranks, s.as_of) AS ranks,
-                max(s.late_changes) AS late_changes, {sums}, {byte_sums}, {maxima}, {bytes_max}, {ends},
+                max(s.as_of) AS as_of, sum(s.covered_us) AS covered_us,
+                sum(s.expected_us) AS expected_us, sum(s.observed_us) AS observed_us, argMax(({newest}), s.as_of) AS newest,
+                max(s.late_changes) AS late_changes, {sums}, {byte_sums}, {maxima}, {bytes_max},
                 {", ".join(weakest(name) for name in _REGISTERS)}, arraySort(groupUniqArrayArray(s.reasons)) AS reasons
             FROM ({_duplicate_source(grain, chunk, kept)}) AS s
             GROUP BY at, {_SCOPE}
@@ -106,7 +102,7 @@ def duplicate_rollup(grain: Grain, chunk: Chunk, *, kept: bool = False) -> str:
 def expired_duplicates(chunk: Chunk) -> str:
     """As :func:`expired_ranks`, of (window of 5 minutes, scope, key, tier, rules)."""
     grain = GRAINS[0]
-    rows = chunk.rows_of("duplicate_windows", "window_start, as_of, scope, scope_key, tier, semantics_version", ranks=False)
+    columns = f"{_SCOPE_UNIT}, false AS before, toUInt64(1) AS windows"
     counted = counted_last(
         "window_start, scope, scope_key, tier, semantics_version, windows",
         f"grain = '{grain.name}' AND {chunk.among(grain, 'window_start')}",
@@ -118,9 +114,7 @@ def expired_duplicates(chunk: Chunk) -> str:
             SELECT window_start AS at, scope, scope_key, tier, semantics_version, true AS before, windows
             FROM ({counted})
             UNION ALL
-            SELECT {_SCOPE_UNIT}, false AS before, toUInt64(1) AS windows
-            FROM ({rows}) ARRAY JOIN {cut(grain, _COUNTED_TO)} AS at
-            WHERE {chunk.among(grain)}
+            {chunk.rows_of("duplicate_windows", columns, _COUNTED_TO, ranks=False)}
         )
         GROUP BY {_SCOPE_UNIT}
         HAVING sumIf(windows, before) > sumIf(windows, NOT before)

@@ -72,37 +72,47 @@ class Chunk:
         named = ", ".join(f"unhex('{instance.encode().hex()}')" for instance in self.instances)
         return f" AND instance_id IN ({named})"
 
-    def rows_of(self, table: str, columns: str, *, ranks: bool) -> str:
-        """The rows of ``table`` that may reach into the windows of 5 minutes, once each."""
-        start, end = self.starts[0], self.end(GRAINS[0])
+    def rows_of(self, table: str, columns: str, end: str, *, ranks: bool) -> str:
+        """``columns`` of the rows of ``table``, once for every window of 5 minutes that they reach into, ``at``.
+
+        ``end``: where a row ends, in microseconds.
+        """
+        grain = GRAINS[0]
+        start, over = self.starts[0], self.end(grain)
         hours = sorted({at - at % _HOUR for at in (*self.starts, *self.reach)})
-        begins = f"window_start >= {second(min((start, *self.reach)))} AND window_start < {second(end)}"
+        begins = f"window_start >= {second(min((start, *self.reach)))} AND window_start < {second(over)}"
         return f"""
-            SELECT {columns} FROM {table} FINAL
+            SELECT {columns} FROM {table} FINAL ARRAY JOIN {cut(grain, end)} AS at
             PREWHERE toStartOfHour(window_start) IN ({", ".join(map(second, hours))}) AND {begins}{self.of_instances() if ranks else ""}
-            WHERE window_end > {second(start)}
+            WHERE window_end > {second(start)} AND {self.among(grain)}
         """
 
 
-def cut(grain: Grain, until: str = "toUnixTimestamp64Micro(window_start) + window_us") -> str:
-    """The windows of ``grain`` that a row reaches into, as an array of DateTime; ``until`` is where it ends, microseconds."""
-    first, last = f"intDiv({US}(window_start), {grain.us})", f"intDiv({until} - 1, {grain.us})"
+ROW_END = f"{US}(window_start) + window_us"
+
+
+def cut(grain: Grain, end: str = ROW_END) -> str:
+    """The windows of ``grain`` that a row reaches into, as an array of DateTime; ``end`` is where it ends, microseconds."""
+    first, last = f"intDiv({US}(window_start), {grain.us})", f"intDiv({end} - 1, {grain.us})"
     return f"arrayMap(n -> toDateTime(n * {grain.seconds}, 'UTC'), range(toUInt32({first}), toUInt32({last}) + 1))"
 
 
-def shared(value: str, end: str, grain: Grain, kind: str = "toInt64") -> str:
-    """The part of ``value``, spread evenly from ``window_start`` to ``end``, that lies in the window ``at`` of ``grain``.
+def spread(end: str) -> str:
+    """What :func:`shared` needs, for WITH: ``end`` is up to where a row counts, in microseconds."""
+    at_us = f"toInt64(toUnixTimestamp(at)) * {_SECOND}"
+    return f"""
+        {US}(window_start) AS begun, {end} AS ended, greatest(toInt64(1), ended - begun) AS length,
+        least(ended, greatest(begun, {at_us})) - begun AS since, least(ended, {at_us} + {GRAINS[0].us}) - begun AS till
+    """
+
+
+def shared(value: str, kind: str = "toInt64") -> str:
+    """The part of ``value``, spread evenly over a row, that lies in the window of 5 minutes ``at``.
 
     Shares are differences of a running whole, so that those of neighbours add up to the value.
     """
-    start_us, end_us = f"{US}(window_start)", end
-    from_us = f"least({end_us}, greatest({start_us}, toInt64(toUnixTimestamp(at)) * {_SECOND}))"
-    to_us = f"least({end_us}, toInt64(toUnixTimestamp(at)) * {_SECOND} + {grain.us})"
-    whole = f"{from_us} = {start_us} AND {to_us} = {end_us}"
-    until = "intDiv(toInt128({value}) * greatest(toInt64(0), {edge} - {start}), greatest(toInt64(1), {end} - {start}))"
-    high = until.format(value=value, edge=to_us, start=start_us, end=end_us)
-    low = until.format(value=value, edge=from_us, start=start_us, end=end_us)
-    return f"if({whole}, {kind}({value}), {kind}({high} - {low}))"
+    high, low = (f"intDiv(toInt128({value}) * greatest(toInt64(0), {edge}), length)" for edge in ("till", "since"))
+    return f"if(since = 0 AND till = ended - begun, {kind}({value}), {kind}({high} - {low}))"
 
 
 def weakest(register: str) -> str:

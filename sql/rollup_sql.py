@@ -10,7 +10,7 @@ across: life, rules (``semantics_version``), key, and what the rank declared. Ea
 from __future__ import annotations
 
 from sql.result_rows import GROUP_STATES, GROUP_SUMS, HISTOGRAMS
-from sql.rollup_parts import GRAINS, PART, US, Chunk, Grain, aligned, counted_last, cut, shared, weakest, within
+from sql.rollup_parts import GRAINS, PART, ROW_END, US, Chunk, Grain, aligned, counted_last, shared, spread, weakest, within
 
 _COUNTS = (
     "batches",
@@ -53,19 +53,17 @@ def _rank_source(grain: Grain, chunk: Chunk, kept: bool) -> str:
     same += f", {', '.join(_LAST)}, {groups}"
     if grain.finer is not None:
         return _rolled_up_ranks(grain.finer, grain, chunk, same)
-    seen = shared("observed_us", f"({US}(window_start) + window_us)", grain)
-    rows = chunk.rows_of("rank_windows", f"window_start, window_us, window_end, observed_us, {same}", ranks=True)
-    counted = f"""
-        SELECT at, {same}, window_start >= at AS inside, toUInt64(1) AS windows, {seen} AS observed_us,
-            window_start AS first_window, window_start AS last_window, toInt64(0) AS expected_us, window_end AS expected_until
-        FROM ({rows}) ARRAY JOIN {cut(grain)} AS at
-        WHERE {chunk.among(grain)}
+    columns = f"""
+        at, {same}, window_start >= at AS inside, arrayResize(emptyArrayInt64(), length(`groups.group_idx`)) AS nothing,
+        toUInt64(1) AS windows, {shared("observed_us")} AS observed_us, window_start AS first_window, window_start AS last_window,
+        toInt64(0) AS expected_us, window_end AS expected_until
     """
+    counted = f"WITH {spread(ROW_END)} {chunk.rows_of('rank_windows', columns, ROW_END, ranks=True)}"
     if not kept:
         return counted
     expired = expired_ranks(chunk)
     return f"""
-        {counted} AND ({_UNIT}) GLOBAL NOT IN ({expired})
+        SELECT * FROM ({counted}) WHERE ({_UNIT}) GLOBAL NOT IN ({expired})
         UNION ALL
         SELECT * FROM ({_rolled_up_ranks(grain.name, grain, chunk, same)}) WHERE windows > 0 AND ({_UNIT}) GLOBAL IN ({expired})
     """
@@ -78,7 +76,7 @@ def _rolled_up_ranks(finer: str, grain: Grain, chunk: Chunk, same: str) -> str:
     if finer == grain.name:
         rows = counted_last(columns, where, duplicates=False)
     return f"""
-        SELECT {aligned(grain)} AS at, {same}, true AS inside, {more}
+        SELECT {aligned(grain)} AS at, {same}, true AS inside, emptyArrayInt64() AS nothing, {more}
         FROM ({rows})
         WHERE {chunk.among(grain)}
     """
@@ -86,13 +84,11 @@ def _rolled_up_ranks(finer: str, grain: Grain, chunk: Chunk, same: str) -> str:
 
 def rank_rollup(grain: Grain, chunk: Chunk, *, kept: bool = False) -> str:
     """Fill ``rank_rollups`` with the windows of ``chunk``. ``kept``: what :func:`expired_ranks` tells is taken over as it was counted."""
-    order, newest = (
-        "(s.last_window, s.expected_until)",
-        "(last_window, ifNull(last_batch, toDateTime64(0, 6, 'UTC')), first_window, life_id)",
-    )
+    order = "(s.last_window, s.expected_until)"
+    newest = "(last_window, ifNull(last_batch, toDateTime64(0, 6, 'UTC')), first_window, life_id)"
     counts = ", ".join(f"sumIf(s.{name}, s.inside) AS {name}" for name in _COUNTS)
-    last = ", ".join(f"argMax(tuple(s.{name}), {order}).1 AS {name}" for name in _LAST)
-    sums = ", ".join(f"s.`groups.{name}`" for name in GROUP_SUMS)
+    last = ", ".join(f"s.{name}" for name in _LAST)
+    sums = ", ".join(f"s.`groups.{name}`" if grain.finer else f"if(s.inside, s.`groups.{name}`, s.nothing)" for name in GROUP_SUMS)
     states = ", ".join(f"s.`groups.{name}`" for name in GROUP_STATES)
     histograms = ", ".join(
         f"sumMapIf({_histogram_keys(name)}, arrayFlatten(s.`groups.{name}_counts`), s.inside) AS h_{name}" for name in HISTOGRAMS
@@ -105,24 +101,24 @@ def rank_rollup(grain: Grain, chunk: Chunk, *, kept: bool = False) -> str:
         begins = f"greatest({starts}, if(part_of_rules = 1, k.first, first_window))"
         ends = f"multiIf(part_of_rules < parts_of_rules, greatest({starts}, next_window), gone, least(until_of_rules, {over}), {over})"
         expected = f"greatest(toInt64(0), {US}({ends}) - {US}({begins})), {ends}"
+        in_turn = f""",
+                row_number() OVER of_rules AS part_of_rules,
+                count() OVER all_of_rules AS parts_of_rules,
+                leadInFrame(first_window) OVER (of_rules ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS next_window,
+                argMax(last.{_LAST.index("departed") + 1}, {newest}) OVER all_of_rules AS gone,
+                max(until) OVER all_of_rules AS until_of_rules"""
     else:
-        join, expected = "", "finer_us, until"
+        join, expected, in_turn = "", "finer_us, until", ""
     return f"""
         INSERT INTO rank_rollups ({", ".join(f"`{name}`" for name in _RANK_ROLLUP_COLUMNS)})
         SELECT
             '{grain.name}', at, {grain.us}, instance_id, dp_rank, toUInt16(part_of_rank - 1), {chunk.version}, 0, {PART},
             windows, is_final, {expected}, observed_us, first_window, last_window, first_batch, last_batch,
-            {", ".join(_COUNTS)}, warmup, reasons, register, {", ".join(_LAST)}, {_groups()}
+            {", ".join(_COUNTS)}, warmup, reasons, register, {", ".join(f"last.{number}" for number, _ in enumerate(_LAST, 1))}, {_groups()}
         FROM
         (
             SELECT
-                *, arraySort(arrayDistinct(arrayConcat(sums.1, state.1))) AS keys,
-                row_number() OVER (PARTITION BY at, instance_id, dp_rank ORDER BY first_window, {PART}) AS part_of_rank,
-                row_number() OVER of_rules AS part_of_rules,
-                count() OVER all_of_rules AS parts_of_rules,
-                leadInFrame(first_window) OVER (of_rules ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING) AS next_window,
-                argMax(departed, {newest}) OVER all_of_rules AS gone,
-                max(until) OVER all_of_rules AS until_of_rules
+                *, row_number() OVER (PARTITION BY at, instance_id, dp_rank ORDER BY first_window, {PART}) AS part_of_rank{in_turn}
             FROM
             (
                 SELECT
@@ -131,8 +127,9 @@ def rank_rollup(grain: Grain, chunk: Chunk, *, kept: bool = False) -> str:
                     sum(s.expected_us) AS finer_us, max(s.expected_until) AS until,
                     min(s.first_window) AS first_window, max(s.last_window) AS last_window,
                     min(s.first_batch) AS first_batch, max(s.last_batch) AS last_batch, {counts},
-                    max(s.warmup) AS warmup, arraySort(groupUniqArrayArray(s.reasons)) AS reasons, {weakest("register")}, {last},
-                    sumMapIf(s.`groups.group_idx`, arrayMap(g -> toUInt8(1), s.`groups.group_idx`), {sums}, s.inside) AS sums,
+                    max(s.warmup) AS warmup, arraySort(groupUniqArrayArray(s.reasons)) AS reasons, {weakest("register")},
+                    argMax(({last}), {order}) AS last,
+                    sumMap(s.`groups.group_idx`, arrayMap(g -> toUInt8(1), s.`groups.group_idx`), {sums}) AS sums,
                     argMax((s.`groups.group_idx`, {states}), {order}) AS state, {histograms}
                 FROM ({_rank_source(grain, chunk, kept)}) AS s
                 GROUP BY at, instance_id, dp_rank, {PART}
@@ -151,14 +148,14 @@ def _histogram_keys(name: str) -> str:
 
 
 def _groups() -> str:
-    """The columns ``groups.*``: ``sums`` is (groups, ones, each sum), ``state`` (groups, each state), ``keys`` the groups of either."""
-    columns = ["keys"]
-    columns += [f"arrayMap(g -> sums.{number}[indexOf(sums.1, g)], keys)" for number, _ in enumerate(GROUP_SUMS, 3)]
-    columns += [f"arrayMap(g -> state.{number}[indexOf(state.1, g)], keys)" for number, _ in enumerate(GROUP_STATES, 2)]
+    """The columns ``groups.*``: ``sums`` is (groups, ones, each sum), ``state`` (groups of the last row, each state)."""
+    keys = "sums.1"
+    columns = [keys, *(f"sums.{number}" for number, _ in enumerate(GROUP_SUMS, 3))]
+    columns += [f"arrayMap(g -> state.{number}[indexOf(state.1, g)], {keys})" for number, _ in enumerate(GROUP_STATES, 2)]
     for name in HISTOGRAMS:
         mine = f"intDiv(x, {_HISTOGRAM_BASE}) = g"
-        columns.append(f"arrayMap(g -> arrayMap(x -> x % {_HISTOGRAM_BASE}, arrayFilter(x -> {mine}, h_{name}.1)), keys)")
-        columns.append(f"arrayMap(g -> arrayFilter((n, x) -> {mine}, h_{name}.2, h_{name}.1), keys)")
+        columns.append(f"arrayMap(g -> arrayMap(x -> x % {_HISTOGRAM_BASE}, arrayFilter(x -> {mine}, h_{name}.1)), {keys})")
+        columns.append(f"arrayMap(g -> arrayFilter((n, x) -> {mine}, h_{name}.2, h_{name}.1), {keys})")
     return ", ".join(columns)
 
 
@@ -168,7 +165,7 @@ def expired_ranks(chunk: Chunk) -> str:
     They stay as they were counted. Rows are missing if there are fewer, or if the first or last is gone.
     """
     grain = GRAINS[0]
-    rows = chunk.rows_of("rank_windows", "window_start, window_us, instance_id, dp_rank, life_id, semantics_version", ranks=True)
+    columns = f"{_UNIT}, false AS before, toUInt64(1) AS windows, window_start AS first_window, window_start AS last_window"
     counted = counted_last(
         "window_start, instance_id, dp_rank, life_id, semantics_version, windows, first_window, last_window",
         f"grain = '{grain.name}' AND {chunk.among(grain, 'window_start')}{chunk.of_instances()}",
@@ -181,9 +178,7 @@ def expired_ranks(chunk: Chunk) -> str:
             FROM ({counted})
             WHERE windows > 0
             UNION ALL
-            SELECT {_UNIT}, false AS before, toUInt64(1) AS windows, window_start AS first_window, window_start AS last_window
-            FROM ({rows}) ARRAY JOIN {cut(grain)} AS at
-            WHERE {chunk.among(grain)}
+            {chunk.rows_of("rank_windows", columns, ROW_END, ranks=True)}
         )
         GROUP BY {_UNIT}
         HAVING sumIf(windows, before) > sumIf(windows, NOT before)
