@@ -131,6 +131,7 @@ def late(**fields: Any) -> Change:
         (late(semantics_version=3), late(semantics_version=3), ["a side holds no windows", "the rules version differs"], None),
         (late(key_epoch=1), late(key_epoch=1), ["the key epoch differs"], None),
         (nothing, late(key_epoch=None), [], ["the key epoch differs"]),
+        (nothing, lambda number: {"key_epoch": None}, [], ["the key epoch differs"]),  # several keys on both sides
         (
             late(observed_us=FIVE_US // 2, register="lower_bound"),
             late(observed_us=FIVE_US // 2, register="lower_bound"),
