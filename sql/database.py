@@ -136,10 +136,10 @@ def store_error(error: Exception, doing: str, place: str) -> StoreError:
 
 
 _OURS = re.compile(
-    r"\b(?:rank_windows|rank_window_groups|life_groups|life_primary_groups|recomputes|repeat_compute|duplicate_windows|duplicate_footprint"
-    r"|shared_prefixes|workload_pairs|return_times|metric_breaches|known_ranks|dead_letters|deploys|rank_rollups"
-    r"|duplicate_rollups|rollup_touched|rollup_spans|rollup_marks|fleet_clock|block_events|batches|rank_messages"
-    r"|rank_events|lifecycle|engine_metrics|schema_migrations)\b"
+    r"\b(?:rank_(?:windows|window_groups|events|messages|rollups|health\w*)|life_(?:groups|primary_groups)|recomputes|recomputed_blocks\w*"
+    r"|repeat_compute\w*|gpu_time\w*|duplicate_(?:windows|rollups|footprint\w*)|shared_prefixes|top_shared_prefixes|workload_pairs\w*"
+    r"|return_times\w*|coverage_\w+|interruptions|metric_breaches|known_ranks|dead_letters|deploys|deploys_declared|deploy_(?:windows|effect\w*)"
+    r"|rollup_\w+|fleet_clock|block_events|batches|lifecycle|engine_metrics|schema_migrations)\b"
 )
 
 
