@@ -211,11 +211,6 @@ def _cluster(database: Database, found: SetUp | None, asked: str | None) -> Clus
     return Cluster(name, database.name)
 
 
-def statements_of(migration: Migration, cluster: Cluster | None) -> list[str]:
-    """What runs when ``migration`` is applied to one server, or to ``cluster``."""
-    return migration.statements if cluster is None else clusters.rewrite(migration.statements, cluster)
-
-
 def apply(
     database: Database,
     migrations: Sequence[Migration] | None = None,

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from console.commands.migrate import migrate as command
 from schemas.errors import KvcensusError
-from sql import migrate
+from sql import migrate, rollups
 from sql.database import Database, StoreError
 from sql.migrate import Migration
 from sql.store import connect
@@ -198,6 +198,18 @@ def test_the_command(tmp_path: Path) -> None:
     refused = runner.invoke(command, ["--cluster", "two", *options])
     assert refused.exit_code == 2
     assert "--clickhouse-url" in refused.output
+
+
+def test_windows_from_before_the_rollups_are_named_and_rolled_up(tmp_path: Path) -> None:
+    with connect(None, tmp_path) as database:
+        migrate.apply(database, migrate.shipped()[:7])
+        database.command("INSERT INTO rank_windows (instance_id, window_start, window_us) VALUES ('a', '2026-11-30 10:00:00', 10000000)")
+    result = CliRunner().invoke(command, ["--data-dir", str(tmp_path)], catch_exceptions=False)
+    assert "applied 0008_rollups" in result.output
+    assert result.output.endswith("at once by `kvcensus rollup`\n")
+    with connect(None, tmp_path) as database:
+        rollups.run(database)
+        assert database.query("SELECT grain, windows FROM rank_rollups ORDER BY grain").rows == [("1d", 1), ("1h", 1), ("5m", 1)]
 
 
 def test_beside_an_owner_the_command_reports_and_does_not_change(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def _migrate(database: Database, cluster: str | None, wanted: Wanted, as_json: b
         click.echo(f"kept {wanted[each.group]}: {each.table} (was: {_period(each)})")
     if not done and not before:
         click.echo("up to date")
+    if any(migration.name == "rollups" for migration in done) and database.query("SELECT 1 FROM rank_windows LIMIT 1").rows:
+        click.echo("the windows that are there are rolled up by the worker's next rounds, or at once by `kvcensus rollup`")
 
 
 def _print_dry(planned: _Planned, as_json: bool) -> None:
