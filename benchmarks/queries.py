@@ -59,6 +59,7 @@ QUICK = Fleet(days=1, ranks=50, fact_ranks=2, fact_rate=20)
 @click.option(
     "--roll-up-all", is_flag=True, help="Roll up every day. Default: the last one, of which the days before get copies: all take an hour."
 )
+@click.option("--all-grains", is_flag=True, help="Ask views at every grain, also where so much is not asked at it: for information.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def main(
     data_dir: Path | None,
@@ -71,6 +72,7 @@ def main(
     runs: int,
     fill_only: bool,
     roll_up_all: bool,
+    all_grains: bool,
     as_json: bool,
 ) -> None:
     """Fill a store, ask, print the table. The exit code is 1 if a query is over its target or fails."""
@@ -79,7 +81,7 @@ def main(
     fleet = QUICK if quick else Fleet(days, ranks, fact_ranks, fact_rate)
     try:
         with _folder(data_dir) as folder:
-            tables, rolled, results = run(folder, fleet, only, runs, fill_only=fill_only, roll_up_all=roll_up_all)
+            tables, rolled, results = run(folder, fleet, only, runs, fill_only=fill_only, roll_up_all=roll_up_all, all_grains=all_grains)
     except KvcensusError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -100,23 +102,26 @@ def _folder(data_dir: Path | None) -> Iterator[Path]:
 
 
 def run(
-    folder: Path, fleet: Fleet, only: Sequence[str] = (), runs: int = RUNS, *, fill_only: bool = False, roll_up_all: bool = False
-) -> tuple[list[Filled], Rolled | None, list[Measured]]:
+    folder: Path,
+    fleet: Fleet,
+    only: Sequence[str] = (),
+    runs: int = RUNS,
+    *,
+    fill_only: bool = False,
+    roll_up_all: bool = False,
+    all_grains: bool = False,
+) -> tuple[list[Filled], Rolled, list[Measured]]:
     """Fill the store in ``folder``, unless it holds ``fleet`` already, roll up, and ask.
 
     Raises :class:`KvcensusError`, also where the folder holds another fleet.
     """
     with connect(None, folder, prepare=migrate.apply) as database:
-        tables = _filled(database, fleet, folder)
-        rolled = roll_up(database, fleet, _say, every_day=roll_up_all)
-        if rolled is not None:
-            rest(database, _say, 3.0 if fleet.windows > 1_000_000 else 0.0)
-            told = {row.table: row for row in tables}
-            measured(database, told)
-            tables = list(told.values())
-        if fill_only:
-            return tables, rolled, []
-        return tables, rolled, _ask(database, folder, fleet, only, runs)
+        told = {row.table: row for row in _filled(database, fleet, folder)}
+        rolled = roll_up(database, fleet, folder, _say, every_day=roll_up_all)
+        rest(database, _say, 3.0 if fleet.windows > 1_000_000 else 0.0)
+        measured(database, told)
+        results = [] if fill_only else _ask(database, folder, fleet, only, runs, all_grains)
+        return list(told.values()), rolled, results
 
 
 def _filled(database: Database, fleet: Fleet, folder: Path) -> list[Filled]:
@@ -130,40 +135,40 @@ def _filled(database: Database, fleet: Fleet, folder: Path) -> list[Filled]:
     return before[1]
 
 
-def _ask(database: Database, folder: Path, fleet: Fleet, only: Sequence[str], runs: int) -> list[Measured]:
+def _ask(database: Database, folder: Path, fleet: Fleet, only: Sequence[str], runs: int, all_grains: bool) -> list[Measured]:
     rows = database.query("SELECT name FROM system.tables WHERE database = currentDatabase() AND engine = 'View'").rows
     views = [str(row[0]) for row in rows]
     asker = Asker(store_folder(folder), database.name)
     found: list[Measured] = []
     try:
-        for query in _queries(database, views, fleet):
+        for query in _queries(database, views, fleet, all_grains):
             if not only or any(text in query.name for text in only):
                 found.append(measure(asker, query, runs))
                 _say(f"{found[-1].median_ms:8.1f} ms  {query.name}, {query.span}")
-        for name, seconds in (("1 h", 3_600), ("1 d", 86_400)):
+        for name, seconds, times in (("1 h", 3_600, min(runs, 3)), ("1 d", 86_400, 0)):
             label = "kvcensus show: sql.load.load"
             if not only or any(text in label for text in only):
                 of = span(fleet, name, seconds)
                 call = lambda store, of=of: load(store, of.since_us, of.until_us)  # noqa: E731
-                found.append(measure_call(asker, database, label, name, call, min(runs, 3)))
+                found.append(measure_call(asker, database, label, name, call, times))
     finally:
         asker.close()
     return found
 
 
-def _queries(database: Database, views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
-    yield from of_views(views, fleet)
+def _queries(database: Database, views: Iterable[str], fleet: Fleet, all_grains: bool) -> Iterator[Query]:
+    yield from of_views(views, fleet, all_grains=all_grains)
     yield from of_panels(lambda sql: database.query(sql).rows, fleet)
     yield from rank_hour(views, fleet)
     yield from recent(fleet)
 
 
-def document(fleet: Fleet, tables: Sequence[Filled], rolled: Rolled | None, results: Sequence[Measured]) -> dict[str, object]:
+def document(fleet: Fleet, tables: Sequence[Filled], rolled: Rolled, results: Sequence[Measured]) -> dict[str, object]:
     """As JSON."""
     return {
         "fleet": {"days": fleet.days, "ranks": fleet.ranks, "fact_ranks": fleet.fact_ranks, "fact_rate": fleet.fact_rate},
         "tables": [table.document() for table in tables],
-        "rollup": None if rolled is None else rolled.document(),
+        "rollup": rolled.document(),
         "queries": [result.document() for result in results],
     }
 
@@ -175,7 +180,7 @@ def _say(text: str) -> None:
     print(f"{time.monotonic() - _began:7.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-def _print(tables: Sequence[Filled], rolled: Rolled | None, results: Sequence[Measured]) -> None:
+def _print(tables: Sequence[Filled], rolled: Rolled, results: Sequence[Measured]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160)
     filled = _table("Filled", "table", "rows", "rows a second", "MB", "bytes a row", "parts")
     for row in sorted(tables, key=lambda table: -table.bytes):
@@ -183,8 +188,7 @@ def _print(tables: Sequence[Filled], rolled: Rolled | None, results: Sequence[Me
         size = f"{row.bytes / row.stored:,.1f}" if row.stored else ""
         filled.add_row(row.table, f"{row.stored:,}", rate, f"{row.bytes / 1e6:,.1f}", size, str(row.parts))
     console.print(filled)
-    if rolled is not None:
-        console.print(rolled.sentence())
+    console.print(rolled.sentence())
     if not results:
         return
     asked = _table("Asked", "query", "grain", "span", "median ms", "worst ms", "CPU ms", "rows read", "MB read", "rows out", "target", "")

@@ -29,43 +29,45 @@ _OF_RANK = "instance_id = {instance:String} AND dp_rank = {rank:Int32}"
 _FLEET = "scope = 'fleet' AND tier = 'GPU'"
 _TOP = "GROUP BY instance_id, dp_rank ORDER BY most DESC LIMIT 20"
 
-_QUESTIONS: Mapping[str, tuple[tuple[str, str], ...]] = {
+_EVERYTHING = "SELECT * FROM {view} WHERE {span}"
+
+_QUESTIONS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "repeat_compute": (
-        ("top ranks", f"SELECT instance_id, dp_rank, sum(evicted_tokens) AS most, min(coverage) FROM {{view}} WHERE {{span}} {_TOP}"),
-        ("one rank", f"SELECT * FROM {{view}} WHERE {_OF_RANK} AND {{span}}"),
+        ("one rank", "1h", f"SELECT * FROM {{view}} WHERE {_OF_RANK} AND {{span}}"),
+        ("top ranks", "1d", f"SELECT instance_id, dp_rank, sum(evicted_tokens) AS most, min(coverage) FROM {{view}} WHERE {{span}} {_TOP}"),
     ),
-    "repeat_compute_fleet": (("", "SELECT * FROM {view} WHERE {span}"),),
-    "repeat_compute_by_workload": (("", "SELECT * FROM {view} WHERE {span}"),),
-    "repeat_compute_by_model": (("", "SELECT * FROM {view} WHERE {span}"),),
-    "gpu_time": (("", "SELECT * FROM {view} WHERE {span}"),),
     "duplicate_footprint": (
-        ("the fleet", f"SELECT * FROM {{view}} WHERE {_FLEET} AND {{span}}"),
-        ("workloads", "SELECT * FROM {view} WHERE scope = 'workload' AND tier = 'GPU' AND {span}"),
+        ("the fleet", "1h", f"SELECT * FROM {{view}} WHERE {_FLEET} AND {{span}}"),
+        ("workloads", "1h", "SELECT * FROM {view} WHERE scope = 'workload' AND tier = 'GPU' AND {span}"),
+        ("one rank", "1h", "SELECT * FROM {view} WHERE scope = 'rank' AND scope_key = {key:String} AND tier = 'GPU' AND {span}"),
         (
             "top ranks",
+            "1d",
             "SELECT scope_key, max(extra_tokens_max) AS most FROM {view} WHERE scope = 'rank' AND tier = 'GPU' AND {span} "
             "GROUP BY scope_key ORDER BY most DESC LIMIT 20",
         ),
-        ("one rank", "SELECT * FROM {view} WHERE scope = 'rank' AND scope_key = {key:String} AND tier = 'GPU' AND {span}"),
     ),
-    "workload_pairs": (("", "SELECT * FROM {view} WHERE tier = 'GPU' AND {span}"),),
+    "workload_pairs": (("", "1h", "SELECT * FROM {view} WHERE tier = 'GPU' AND {span}"),),
     "return_times": (
-        ("", "SELECT what, from_us, to_us, sum(blocks), min(coverage) FROM {view} WHERE {span} GROUP BY what, from_us, to_us"),
+        ("", "1d", "SELECT what, from_us, to_us, sum(blocks), min(coverage) FROM {view} WHERE {span} GROUP BY what, from_us, to_us"),
     ),
     "rank_health": (
+        ("one rank", "1h", f"SELECT * FROM {{view}} WHERE {_OF_RANK} AND {{span}}"),
         (
             "worst ranks",
+            "1d",
             "SELECT instance_id, dp_rank, sum(observed_us) / sum(expected_us) AS share, sum(lost_batches), sum(restarts) "
             "FROM {view} WHERE {span} GROUP BY instance_id, dp_rank ORDER BY share LIMIT 20",
         ),
-        ("one rank", f"SELECT * FROM {{view}} WHERE {_OF_RANK} AND {{span}}"),
     ),
-    "coverage": (("", "SELECT * FROM {view} WHERE {span}"),),
 }
-"""What people ask of the views of a grain, over the whole span. A view that is not here is asked for everything in the span."""
+"""What people ask of the views of a grain over the whole span: question, the grain at which two weeks are asked, SQL.
+
+A series over two weeks is read by the hour, as the dashboards do, and what goes over every rank by the day. A view that is not here is a
+series, and asked for everything.
+"""
 
 _ALONE: Mapping[str, tuple[tuple[str, str, str], ...]] = {
-    "coverage_gaps": (("newest 500", "window_start", "SELECT * FROM {view} WHERE {span} ORDER BY window_start DESC LIMIT 500"),),
     "interruptions": (("newest 500", "observed_at", "SELECT * FROM {view} WHERE {span} ORDER BY observed_at DESC LIMIT 500"),),
     "top_shared_prefixes": (("", "", "SELECT * FROM {view}"),),
     "deploys_declared": (("", "", "SELECT * FROM {view}"),),
@@ -75,13 +77,20 @@ _ALONE: Mapping[str, tuple[tuple[str, str, str], ...]] = {
 }
 """Views of no grain that answer for the whole span: question, column of time, SQL."""
 
+_OF_A_DAY: Mapping[str, tuple[str, str, str]] = {
+    "coverage_gaps": ("newest 500", "window_start", "SELECT * FROM {view} WHERE {span} ORDER BY window_start DESC LIMIT 500"),
+}
+"""Views of single windows of 5 minutes, every rank's: asked for the newest day, as the dashboards do."""
+
+_NOT_TIMED = frozenset({"recomputed_blocks"})
+"""Holds every block against every window, whatever is asked of it: recomputed_blocks_between is for spans."""
+
 _BACK_SINCE, _BACK_UNTIL = (f"fromUnixTimestamp64Micro({{{bound}:Int64}}, 'UTC')" for bound in ("since", "until"))
 _OF_ROWS: Mapping[str, tuple[str, str]] = {
     "repeat_compute": ("window_start", _OF_RANK),
     "rank_window_groups": ("window_start", _OF_RANK),
     "return_times": ("window_start", _OF_RANK),
     "metric_breaches": ("window_start", _OF_RANK),
-    "recomputed_blocks": ("back_at", _OF_RANK),
     f"recomputed_blocks_between(since = {_BACK_SINCE}, until = {_BACK_UNTIL})": ("back_at", _OF_RANK),
     "duplicate_footprint": ("window_start", "scope = 'rank' AND scope_key = {key:String} AND tier = 'GPU'"),
     "workload_pairs": ("window_start", "tier = 'GPU' AND workload_a = 'agents' AND workload_b = 'chat'"),
@@ -135,22 +144,29 @@ def _parameters(fleet: Fleet, of: Span) -> dict[str, object]:
     }
 
 
-def of_views(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:
-    """The whole span of each of ``views`` that has a grain or answers for a whole span. ``rollup_*`` are what others are made of."""
-    everything = whole(fleet)
-    of_rows = {_named(view) for view in _OF_ROWS}
+def of_views(views: Iterable[str], fleet: Fleet, *, all_grains: bool = False) -> Iterator[Query]:
+    """The whole span of each of ``views`` that has a grain or answers for a whole span. ``rollup_*`` are what others are made of.
+
+    Each at the grain at which so much is asked; ``all_grains``: at the others too, for information.
+    """
+    everything, day = whole(fleet), span(fleet, "1 d", fleet.day_hours * 3_600)
+    other = {_named(view) for view in _OF_ROWS} | _NOT_TIMED
     for view in sorted(views):
-        if view in of_rows or view.startswith("rollup_"):
+        if view in other or view.startswith("rollup_"):
             continue
         parameters = _parameters(fleet, everything)
         if match := _GRAIN.fullmatch(view):
             base, grain = match.groups()
-            for question, sql in _QUESTIONS.get(base, (("", "SELECT * FROM {view} WHERE {span}"),)):
-                text = _fill(sql, view, "window_start")
-                yield Query(_name(view, question), grain, everything.name, text, parameters, SPAN_MS)
-            continue
-        for question, time, sql in _ALONE.get(view, (("", "window_start", "SELECT * FROM {view} WHERE {span}"),)):
-            yield Query(_name(view, question), "", everything.name, _fill(sql, view, time), parameters, SPAN_MS)
+            for question, usual, sql in _QUESTIONS.get(base, (("", "1h", _EVERYTHING),)):
+                if grain == usual or all_grains:
+                    text, target = _fill(sql, view, "window_start"), SPAN_MS if grain == usual else None
+                    yield Query(_name(view, question), grain, everything.name, text, parameters, target)
+        elif view in _OF_A_DAY:
+            question, time, sql = _OF_A_DAY[view]
+            yield Query(_name(view, question), "5m", day.name, _fill(sql, view, time), _parameters(fleet, day), SPAN_MS)
+        else:
+            for question, time, sql in _ALONE.get(view, (("", "window_start", _EVERYTHING),)):
+                yield Query(_name(view, question), "", everything.name, _fill(sql, view, time), parameters, SPAN_MS)
 
 
 def rank_hour(views: Iterable[str], fleet: Fleet) -> Iterator[Query]:

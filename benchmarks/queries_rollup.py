@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from benchmarks.queries_fill import SETTINGS
+from benchmarks.queries_fill import MARKER, SETTINGS
 from benchmarks.queries_rows import Fleet
 from sql import rollups
 from sql.database import Database
@@ -37,14 +39,15 @@ class Rolled:
         return f"rolled up {self.windows:,} windows in {self.seconds:,.0f} s{each}{copied}"
 
 
-def roll_up(database: Database, fleet: Fleet, say: Callable[[str], None], *, every_day: bool) -> Rolled | None:
-    """Roll up what was filled; ``None`` if that was done before. Raises :class:`sql.database.StoreError`.
+def roll_up(database: Database, fleet: Fleet, folder: Path, say: Callable[[str], None], *, every_day: bool) -> Rolled:
+    """Roll up what was filled, unless the marker in ``folder`` says that it was. Raises :class:`sql.database.StoreError`.
 
     Of several days only the last is rolled up, unless ``every_day``; the days before get copies of its rollups. A worker has two weeks to
     roll up two weeks, a benchmark has not.
     """
-    if database.query("SELECT count() FROM rank_rollups").rows[0][0]:
-        return None
+    marker = json.loads((folder / MARKER).read_text())
+    if "rolled" in marker:
+        return Rolled(**marker["rolled"])
     last_s = fleet.day_s(0 if every_day else fleet.days - 1)
     database.command(f"DELETE FROM rollup_touched WHERE window_start < toDateTime({last_s}, 'UTC')")
     windows = sum(
@@ -64,7 +67,9 @@ def roll_up(database: Database, fleet: Fleet, say: Callable[[str], None], *, eve
         for table, times in _TABLES.items():
             database.command(f"{_copy(database, table, times, days, last_s)} {SETTINGS}")
         say(f"copied to day {fleet.days - days}")
-    return Rolled(seconds, windows, copied)
+    rolled = Rolled(seconds, windows, copied)
+    (folder / MARKER).write_text(json.dumps(marker | {"rolled": asdict(rolled)}, indent=1))
+    return rolled
 
 
 def _copy(database: Database, table: str, times: tuple[str, ...], days: int, last_s: int) -> str:

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import queries
-from benchmarks.queries_fill import Filled, filled_with
+from benchmarks.queries_fill import MARKER, Filled, filled_with
 from benchmarks.queries_list import of_views, rank_hour
+from benchmarks.queries_rollup import Rolled
 from benchmarks.queries_rows import Fleet
 from benchmarks.queries_run import Measured
 from schemas.errors import KvcensusError
@@ -27,8 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path) -> tuple[list[Filled], list[Measured]]:
     """What filling and asking gave."""
-    tables, rolled, results = queries.run(folder, FLEET, runs=0)
-    assert rolled is not None
+    tables, rolled, results = queries.run(folder, FLEET, runs=0, all_grains=True)
     assert rolled.windows > FLEET.windows
     return tables, results
 
@@ -64,8 +64,9 @@ def test_a_filled_folder_is_used_again_and_no_other_fleet_put_into_it(run: tuple
     found = filled_with(folder)
     assert found is not None
     assert found[0] == FLEET
-    _, rolled, results = queries.run(folder, FLEET, only=("coverage_1h",), runs=0)
-    assert rolled is None
+    before = (folder / MARKER).read_text()
+    _, _, results = queries.run(folder, FLEET, only=("coverage_1h",), runs=0)
+    assert (folder / MARKER).read_text() == before
     assert [result.name for result in results] == ["coverage_1h"]
     with pytest.raises(KvcensusError, match="name another folder"):
         queries.run(folder, Fleet(days=2), runs=0)
@@ -73,15 +74,19 @@ def test_a_filled_folder_is_used_again_and_no_other_fleet_put_into_it(run: tuple
 
 def test_every_view_is_asked() -> None:
     """Also one that came after this was written."""
-    names = {query.name for query in of_views(["repeat_compute_1h", "something_new_5m", "something_else", "rollup_parts"], Fleet())}
-    assert names == {"repeat_compute_1h: top ranks", "repeat_compute_1h: one rank", "something_new_5m", "something_else"}
+    views = ["repeat_compute_1h", "repeat_compute_1d", "something_new_1h", "something_new_5m", "something_else", "rollup_parts"]
+    usual = {"repeat_compute_1h: one rank", "repeat_compute_1d: top ranks", "something_new_1h", "something_else"}
+    asked = {query.name: query.target_ms for query in of_views(views, Fleet(), all_grains=True)}
+    assert {query.name for query in of_views(views, Fleet())} == usual
+    assert {name for name, target in asked.items() if target is not None} == usual
+    assert set(asked) - usual == {"repeat_compute_1h: top ranks", "repeat_compute_1d: one rank", "something_new_5m"}
     assert next(query.name for query in rank_hour(["repeat_compute"], Fleet())) == "repeat_compute: a rank's hour"
 
 
 def test_the_document_and_what_is_refused(run: tuple[list[Filled], list[Measured]], folder: Path) -> None:
     """``--json`` is one document; a rate that cannot be split into batches is a usage error."""
     assert run
-    told = queries.document(FLEET, run[0], None, run[1])
+    told = queries.document(FLEET, run[0], Rolled(1.0, 2, 0), run[1])
     assert json.loads(json.dumps(told))["fleet"]["ranks"] == FLEET.ranks
     refused = CliRunner().invoke(queries.main, ["--fact-rate", "25"])
     assert refused.exit_code == 2
