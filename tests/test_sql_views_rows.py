@@ -268,7 +268,8 @@ def test_coverage_knows_of_silent_ranks_and_lets_departed_ones_go(store: Databas
 
 def test_what_was_seen_in_part_is_a_lower_bound_and_one_unseen_window_spoils_no_hour(store: Database) -> None:
     part = windows_of("part", range(29)) + windows_of("part", [29], observed_us=WINDOW_US - 1, register="lower_bound")
-    unseen = windows_of("unseen", range(29)) + windows_of("unseen", [29], observed_us=0, register="indeterminate")
+    unseen = windows_of("unseen", range(28)) + windows_of("unseen", [28], register="lower_bound")
+    unseen += windows_of("unseen", [29], observed_us=0, register="indeterminate")
     never = windows_of("never", range(30), observed_us=0, register="indeterminate", batches=0)
     loads = windows_of("loads", range(30), kv_connector="disk", register="indeterminate")
     doubtful = windows_of("doubtful", range(30), register="lower_bound", reasons=["ambiguous_reload"])
@@ -289,6 +290,8 @@ def test_what_was_seen_in_part_is_a_lower_bound_and_one_unseen_window_spoils_no_
     by_workload = read(store, "SELECT workload, register FROM repeat_compute_by_workload_5m")
     assert {row["workload"]: row["register"] for row in by_workload} == expected
     assert read(store, "SELECT register FROM repeat_compute_fleet_5m") == [{"register": "lower_bound"}]
+    kept = read(store, "SELECT DISTINCT register FROM rank_rollups FINAL WHERE instance_id = 'unseen'")
+    assert kept == [{"register": "indeterminate"}], "the weakest of its windows"
     heard = read(store, "SELECT ranks_heard, ranks_expected, ranks_absent FROM coverage_5m")
     assert heard == [{"ranks_heard": 6, "ranks_expected": 7, "ranks_absent": 0}], "a rank of which no batch came is not heard"
     gaps = read(store, "SELECT instance_id, observed_us, expected_us FROM coverage_gaps ORDER BY ALL")
