@@ -31,6 +31,9 @@ KEEP_US = 600_000_000
 STATE_VERSION = 1
 """Of what :meth:`Merger.dump` gives."""
 
+_LARGEST = 2**63 - 1
+"""What a field of a record holds at most. A fleet that holds 2.5 TB twice through an idle hour is beyond it in byte-milliseconds."""
+
 Rank = tuple[str, int]
 
 
@@ -457,19 +460,33 @@ _FIGURES = (
 
 
 def _filled(row: DuplicateWindow, scope: Scope, level: Level) -> DuplicateWindow:
-    """``row`` with the figures of one scope; bytes are null where they are not known of every rank that bore a copy, and of a pair."""
+    """``row`` with the figures of one scope.
+
+    Bytes are null where they are not known of every rank that bore a copy, of a pair, and where their sum is too large for its field.
+    """
     row.scope, row.scope_key = scope
-    row.inside_block_us, row.inside_token_us, row.between_block_us, row.between_token_us, inside, between = level.sums
+    *sums, inside, between = level.sums
+    row.inside_block_us, row.inside_token_us, row.between_block_us, row.between_token_us = (min(each, _LARGEST) for each in sums)
+    if max(sums) > _LARGEST:
+        _cap(row)
     row.inside_blocks_end, row.inside_tokens_end, row.between_blocks_end, row.between_tokens_end, inside_end, between_end = level.now
     tops = level.tops
     row.inside_blocks_max, row.inside_tokens_max, row.between_blocks_max, row.between_tokens_max = tops[:4]
     row.extra_blocks_max, row.extra_tokens_max, bytes_max = tops[6:]
-    if level.sized and scope[0] != "workload_pair":
+    if level.sized and scope[0] != "workload_pair" and max(inside, between) // 1_000 <= _LARGEST:
         row.inside_byte_ms, row.between_byte_ms, row.extra_bytes_max = inside // 1_000, between // 1_000, bytes_max
         row.inside_bytes_end, row.between_bytes_end = inside_end, between_end
     else:
         row.inside_byte_ms = row.between_byte_ms = row.extra_bytes_max = row.inside_bytes_end = row.between_bytes_end = None
     return row
+
+
+def _cap(row: DuplicateWindow) -> None:
+    """A sum of ``row`` was cut to what its field can hold: it is a lower bound, and says so."""
+    row.reasons = sorted({*row.reasons, "too_large"})
+    row.register, row.inside_register, row.between_register = (
+        "lower_bound" if register == "exact" else register for register in (row.register, row.inside_register, row.between_register)
+    )
 
 
 def _row_of(tier: Tier, at: int) -> int:

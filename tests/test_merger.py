@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from schemas import codec
 from schemas.records import DuplicateStep, DuplicateSteps, DuplicateWindow, PairStep
 from streams.merger import Merger
 
@@ -51,6 +52,16 @@ def test_what_changes_at_the_instant_reached_belongs_to_the_final_state() -> Non
     row = fleet.rows()[2]
     assert (row.as_of_us, row.inside_tokens_end, row.extra_tokens_max, row.inside_token_us) == (2 * W + 5, 16, 16, 0)
     assert (row.inside_bytes_end, row.extra_bytes_max, row.final) == (32, 32, False)
+
+
+def test_a_sum_beyond_its_field_is_cut_and_says_so() -> None:
+    fleet = Fleet()
+    fleet.say(0, 3 * W, observed=[W, 3 * W], kv_bytes_per_token=2)
+    fleet.say(1, 3 * W, step(W, 10**14), observed=[W, 3 * W], kv_bytes_per_token=2)
+    row = fleet.rows()[1]
+    assert (row.inside_token_us, row.inside_tokens_end, row.inside_byte_ms) == (2**63 - 1, 16 * 10**14, None)
+    assert ("too_large" in row.reasons, row.register) == (True, "lower_bound")
+    assert codec.decode(codec.encode(row), DuplicateWindow) == row
 
 
 def test_what_is_foretold_is_not_counted_before_its_time() -> None:
