@@ -46,6 +46,10 @@ _LONGEST_FIRST = (
     "test_reclassify.py",
     "test_sink.py",
     "test_forwarder_faults.py",
+    "test_rollups.py",
+    "test_exactly_once.py",
+    "test_sql_cluster.py",
+    "test_deploys.py",
 )
 """Files that take a minute or more: begun last, they would run alone at the end."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 import msgspec
+import numpy as np
 
 from producers import capture, wire
 
@@ -53,3 +55,26 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def standing_in(secrets: Iterable[bytes], everything: bytes) -> set[bytes]:
+    """Those of ``secrets``, six bytes long at least, that stand in ``everything``: all are looked for at once, by how they begin."""
+    found: set[bytes] = set()
+    by_length: dict[int, dict[int, list[bytes]]] = {6: defaultdict(list), 8: defaultdict(list)}
+    for secret in secrets:
+        width = 8 if len(secret) >= 8 else 6
+        by_length[width][int.from_bytes(secret[:width], "little")].append(secret)
+    for width, beginnings in by_length.items():
+        wanted = np.array(sorted(beginnings), dtype=np.uint64)
+        for start in range(0, len(everything) - width + 1 if len(wanted) else 0, _AT_ONCE):
+            piece = np.frombuffer(everything[start : start + _AT_ONCE + width - 1], dtype=np.uint8).astype(np.uint64)
+            keys = np.zeros(max(0, len(piece) - width + 1), dtype=np.uint64)
+            for place in range(width):
+                keys |= piece[place : place + len(keys)] << np.uint64(8 * place)
+            nearest = np.minimum(np.searchsorted(wanted, keys), len(wanted) - 1)
+            for at in np.flatnonzero(wanted[nearest] == keys):
+                found.update(each for each in beginnings[int(keys[at])] if everything.startswith(each, start + int(at)))
+    return found
+
+
+_AT_ONCE = 1 << 20
