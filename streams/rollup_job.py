@@ -38,13 +38,16 @@ _LONGEST_PAUSE = 300.0
 
 
 class RollupJob:
-    """What :class:`streams.sink.Sink` does beside: called after each delivery, about once a second in between, and once when it stops."""
+    """What :class:`streams.sink.Sink` does beside: called after each delivery, about once a second in between, and once when it stops.
 
-    def __init__(self) -> None:
+    ``rest_seconds``: so long before the first round.
+    """
+
+    def __init__(self, rest_seconds: float = 0.0) -> None:
         self.sink: Sink | None = None
         self._work: Generator[tuple[int, int], None, Round] | None = None
         self._took = 0.0
-        self._due = 0.0
+        self._due = time.monotonic() + rest_seconds
         self._pause = EVERY_SECONDS
         self._failed: str | None = None
 
@@ -97,7 +100,7 @@ class RollupJob:
 
 
 def sink_with_rollups(settings: WorkerSettings) -> Sink:
-    """A sink that keeps the rollups beside."""
-    job = RollupJob()
+    """A sink that keeps the rollups beside. What waits on the topics when it starts comes first."""
+    job = RollupJob(EVERY_SECONDS)
     job.sink = Sink(settings, job)
     return job.sink

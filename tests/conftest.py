@@ -33,8 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Files run at a time: one for each core, two at least since much of a test is waiting; one where all share a Kafka."""
-    return 0 if external_servers() else max(os.cpu_count() or 1, 2)
+    """Files run at a time: one more than cores, since much of a test is waiting; one where all share a Kafka."""
+    return 0 if external_servers() else (os.cpu_count() or 1) + 1
 
 
 _LONGEST_FIRST = (
