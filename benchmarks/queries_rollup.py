@@ -49,7 +49,10 @@ def roll_up(database: Database, fleet: Fleet, folder: Path, say: Callable[[str],
     if "rolled" in marker:
         return Rolled(**marker["rolled"])
     last_s = fleet.day_s(0 if every_day else fleet.days - 1)
-    database.command(f"DELETE FROM rollup_touched WHERE window_start < toDateTime({last_s}, 'UTC')")
+    # Whatever a run that was cut short, or somebody else, left there: copies beside it would have every row twice.
+    for table in (*_TABLES, "rollup_touched"):
+        database.command(f"TRUNCATE TABLE {table}")
+    rollups.touch(database, last_s * 1_000_000, fleet.end_s * 1_000_000)
     windows = sum(
         database.query(f"SELECT count() FROM {table} WHERE window_start >= toDateTime({last_s}, 'UTC')").rows[0][0]
         for table in ("rank_windows", "duplicate_windows")

@@ -15,6 +15,7 @@ from benchmarks.queries_rollup import Rolled
 from benchmarks.queries_rows import Fleet
 from benchmarks.queries_run import Measured
 from schemas.errors import KvcensusError
+from sql.store import connect
 
 FLEET = Fleet(days=1, ranks=26, fact_ranks=1, fact_rate=10, day_hours=1)
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path) -> tuple[list[Filled], list[Measured]]:
     """What filling and asking gave."""
-    tables, rolled, results = queries.run(folder, FLEET, runs=0, all_grains=True)
+    tables, rolled, results = queries.run(folder, FLEET, runs=0)
     assert rolled.windows > FLEET.windows
     return tables, results
 
@@ -70,6 +71,21 @@ def test_a_filled_folder_is_used_again_and_no_other_fleet_put_into_it(run: tuple
     assert [result.name for result in results] == ["coverage_1h"]
     with pytest.raises(KvcensusError, match="name another folder"):
         queries.run(folder, Fleet(days=2), runs=0)
+
+
+def test_rollups_without_their_mark_are_made_anew(run: tuple[list[Filled], list[Measured]], folder: Path) -> None:
+    """As after a run that was cut short: what is left of it is neither taken for the whole nor doubled."""
+    tables = {table.table: table for table in run[0]}
+    marker = json.loads((folder / MARKER).read_text())
+    (folder / MARKER).write_text(json.dumps({name: value for name, value in marker.items() if name != "rolled"}))
+    again, rolled, _ = queries.run(folder, FLEET, fill_only=True)
+    assert rolled.windows == marker["rolled"]["windows"]
+    with connect(None, folder) as database:
+        for table in ("rank_rollups", "duplicate_rollups"):
+            kept = database.query(f"SELECT count() FROM {table} WHERE NOT is_deleted").rows[0][0]
+            assert 0 < kept <= tables[table].stored
+    assert json.loads((folder / MARKER).read_text())["rolled"]["windows"] == rolled.windows
+    assert again
 
 
 def test_every_view_is_asked() -> None:
