@@ -10,7 +10,7 @@ import click
 from console.option_types import Folder
 from schemas import environment
 from schemas.errors import KvcensusError
-from sql.times import parse
+from sql.times import iso, parse
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -23,6 +23,14 @@ def engine_time(option: str, text: str | None, now_us: int) -> int | None:
         return parse(text, now_us)
     except KvcensusError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def engine_span(since: str | None, until: str | None, now_us: int) -> tuple[int | None, int | None]:
+    """What a user gave as ``--since`` and ``--until``, as :func:`engine_time`. An end that is not behind the beginning is a usage error."""
+    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
+    if since_us is not None and until_us is not None and since_us >= until_us:
+        raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
+    return since_us, until_us
 
 
 def store_options(command: C) -> C:

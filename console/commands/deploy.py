@@ -14,7 +14,7 @@ from console.deploys import Known, adding, checked_label, checked_time, describe
 from console.escape import escaped
 from console.kafka_options import kafka_options
 from console.option_types import Name
-from console.store_options import engine_time, store_options
+from console.store_options import engine_span, engine_time, store_options
 from console.store_reading import why_no_schema, why_no_store
 from console.table_parts import console_for_output, table
 from schemas import environment
@@ -110,9 +110,7 @@ def remove(given: str, bootstrap_servers: str | None, kafka_option: tuple[str, .
 def list_(since: str | None, until: str | None, everything: bool, as_json: bool, clickhouse_url: str | None, data_dir: Path) -> None:
     """The declared deploys, the oldest first, from ClickHouse: a new one is there once the worker's sink has written it."""
     now_us = _now_us()
-    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
-    if since_us is not None and until_us is not None and since_us >= until_us:
-        raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
+    since_us, until_us = engine_span(since, until, now_us)
     found: list[Deploy] = []
     nothing = why_no_store(clickhouse_url, data_dir, "deploys")
     if nothing is None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from console.store_options import engine_time, store_options
+from console.store_options import engine_span, store_options
 from console.store_reading import why_no_store
 from console.table_parts import percent, size
 from schemas.errors import KvcensusError
@@ -75,9 +75,7 @@ def export(
     DIR/manifests.
     """
     now_us = time.time_ns() // 1000
-    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
-    if since_us is not None and until_us is not None and since_us >= until_us:
-        raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
+    since_us, until_us = engine_span(since, until, now_us)
     if whole_days:
         since_us = None if since_us is None else since_us - since_us % DAY_US
         until_us = None if until_us is None else until_us + -until_us % DAY_US

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from console.counting_options import counting_options
 from console.number_options import FiniteRange
 from console.option_types import RankName
-from console.store_options import engine_time, store_options
+from console.store_options import engine_span, store_options
 from schemas.environment import DEFAULT_WINDOW_SECONDS
 from schemas.errors import KvcensusError
 from sql import store
@@ -85,9 +85,7 @@ def reclassify(
     be those of the worker.
     """
     now_us = time.time_ns() // 1000
-    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
-    if since_us is not None and until_us is not None and since_us >= until_us:
-        raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
+    since_us, until_us = engine_span(since, until, now_us)
     if warm_up is not None and since_us is None:
         raise click.UsageError("--warm-up needs --since")
     if not store.exists(clickhouse_url, data_dir):

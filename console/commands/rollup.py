@@ -10,13 +10,12 @@ import click
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from console.store_options import engine_time, store_options
+from console.store_options import engine_span, store_options
 from console.store_reading import why_no_store
 from schemas.errors import KvcensusError
 from sql import rollups, store
 from sql.database import Database
 from sql.rollups import Round
-from sql.times import iso
 
 
 @click.command()
@@ -36,9 +35,7 @@ def rollup(since: str | None, until: str | None, as_json: bool, clickhouse_url: 
     has taken meanwhile stay as they were counted. Cut short, it has done no harm: run it again.
     """
     now_us = time.time_ns() // 1000
-    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
-    if since_us is not None and until_us is not None and since_us >= until_us:
-        raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
+    since_us, until_us = engine_span(since, until, now_us)
     if (missing := why_no_store(clickhouse_url, data_dir)) is not None:
         raise KvcensusError(missing.removesuffix("."))
     with store.connect(clickhouse_url, data_dir) as database:

@@ -15,7 +15,7 @@ from console.commands.show_coverage import show_coverage
 from console.detail_tables import render_recomputes
 from console.figure_tables import Part, console_for_output, render
 from console.option_types import RankName
-from console.store_options import engine_time, store_options
+from console.store_options import engine_span, store_options
 from console.store_reading import why_no_schema, why_no_store
 from schemas.records import rank_key
 from sql import drilldown, store
@@ -95,9 +95,7 @@ def show(
     if what in CHANGES:
         raise click.UsageError(f"`{what}` comes before any option: kvcensus show {what} -h")
     now_us = time.time_ns() // 1000
-    since_us, until_us = engine_time("--since", since, now_us), engine_time("--until", until, now_us)
-    if since_us is not None and until_us is not None and since_us >= until_us:
-        raise click.UsageError(f"--since ({iso(since_us)}) must lie before --until ({iso(until_us)})")
+    since_us, until_us = engine_span(since, until, now_us)
     _refuse_misplaced(what, by, ranks, causes, limit)
     reader = _Reader(clickhouse_url, data_dir, since_us, until_us, semantics_version)
     totals, nothing = reader.totals(cast("By | None", by), limit if what == "prefixes" and limit else PREFIXES)
