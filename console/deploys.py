@@ -16,6 +16,7 @@ import msgspec
 from schemas.errors import KvcensusError
 from schemas.records import Deploy
 from sql.times import iso
+from streams.believable import MOST_US
 
 LONGEST_LABEL = 200
 """Characters."""
@@ -25,9 +26,6 @@ ID_DIGITS = 8
 
 LEAST_PREFIX = 4
 """Digits of an id that name a deploy, if no other begins so."""
-
-MOST_US = 2**33 * 1_000_000
-"""Engine times up to here (the year 2242) are believed, as everywhere."""
 
 _MOST_DIGITS = 64
 
