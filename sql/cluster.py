@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from schemas.errors import KvcensusError
-from sql.statements import Token, tokens
+from sql.statements import Token, quoted, tokens
 
 _RANK = "cityHash64(instance_id, dp_rank)"
 
@@ -75,7 +75,7 @@ def cluster_of(engine_full: str) -> str | None:
 
 def create_database(cluster: Cluster) -> str:
     """The database itself, on every node."""
-    return f"CREATE DATABASE IF NOT EXISTS {_name(cluster.database)} {cluster.on}"
+    return f"CREATE DATABASE IF NOT EXISTS {quoted(cluster.database)} {cluster.on}"
 
 
 def history_path(database: str) -> str:
@@ -124,7 +124,7 @@ def _create_table(statement: str, pieces: list[Token], at: int, cluster: Cluster
     )
     comment = _trailing_comment(pieces)
     whole = (
-        f"CREATE TABLE IF NOT EXISTS {table} {cluster.on} AS {_name(cluster.database)}.{table}{LOCAL}\n"
+        f"CREATE TABLE IF NOT EXISTS {table} {cluster.on} AS {quoted(cluster.database)}.{table}{LOCAL}\n"
         f"ENGINE = Distributed({_text(cluster.name)}, {_text(cluster.database)}, {_text(table + LOCAL)}, {SHARDING[table]})"
     )
     return [local, whole + (f"\nCOMMENT {comment}" if comment else "")]
@@ -327,10 +327,6 @@ def _edited(statement: str, edits: Sequence[_Edit]) -> str:
 
 def _text(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _name(value: str) -> str:
-    return "`" + value.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
 def _unknown(what: str) -> KvcensusError:

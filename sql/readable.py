@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from sql.statements import quoted
+
 Ids = Literal["hex", "binary"]
 """How ``FixedString`` values leave: as text of lower-case hex digits, or as bytes of fixed length."""
 
@@ -17,11 +19,6 @@ _PARTS = re.compile(r"(?P<name>\w+)\s*(?:\((?P<rest>.*)\))?", re.DOTALL)
 _AS_TEXT = frozenset(
     {"Enum8", "Enum16", "UUID", "IPv4", "IPv6", "Int256", "UInt256", "JSON", "Dynamic", "Variant", "Time", "Time64", "Object"}
 )
-
-
-def quoted(name: str) -> str:
-    """``name`` as an identifier in SQL."""
-    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
 
 
 def select_list(columns: Iterable[tuple[str, str]], ids: Ids) -> tuple[str, bool]:

@@ -86,6 +86,11 @@ def split(sql: str) -> list[str]:
     return statements
 
 
+def quoted(name: str) -> str:
+    """``name`` as an identifier in SQL."""
+    return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
+
+
 def _words(statement: str) -> list[str]:
     return [token.text.upper() for token in tokens(statement) if token.kind not in ("space", "comment")]
 

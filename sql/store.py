@@ -20,7 +20,7 @@ from schemas.errors import KvcensusError
 from sql.database import DATABASE, Database, QueryResult, StoreError, StoreUnavailable, store_error
 from sql.embedded import EmbeddedDatabase, FolderLocked, ReadHandle, insert, read, read_arrow
 from sql.loopback import Owner, StoreServer, live_owner
-from sql.statements import require_read_only
+from sql.statements import quoted, require_read_only
 
 __all__ = ["Database", "QueryResult", "StoreError", "StoreUnavailable", "connect", "exists", "store_folder"]
 
@@ -171,8 +171,7 @@ class HttpDatabase(Database):
                 "SELECT count() FROM system.databases WHERE name = {name:String}", parameters={"name": self.name}, use_database=False
             )
             if found != 1:
-                quoted = self.name.replace("\\", "\\\\").replace("`", "\\`")
-                self._client.command(f"CREATE DATABASE IF NOT EXISTS `{quoted}`", use_database=False)
+                self._client.command(f"CREATE DATABASE IF NOT EXISTS {quoted(self.name)}", use_database=False)
         except (ClickHouseError, OSError) as error:
             raise store_error(error, f"creating the database {self.name}", self.place) from error
 
