@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from benchmarks.queries_facts import a_deploy
 from benchmarks.queries_rows import RANKS_PER_INSTANCE, WORKLOADS, Fleet
 from benchmarks.queries_run import Query
+from sql import rollup_parts
 
 HOUR_MS = 50.0
 """What one rank's hour may take, median."""
@@ -16,7 +17,7 @@ HOUR_MS = 50.0
 SPAN_MS = 300.0
 """What a view or panel over the whole span may take at its grain, median."""
 
-GRAINS = ("5m", "1h", "1d")
+GRAINS = tuple(grain.name for grain in rollup_parts.GRAINS)
 _GRAIN = re.compile(rf"(\w+)_({'|'.join(GRAINS)})")
 
 

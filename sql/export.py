@@ -19,7 +19,9 @@ import pyarrow as pa
 
 from schemas.errors import KvcensusError
 from sql.database import Database, StoreError
-from sql.readable import Ids, quoted, select_list
+from sql.readable import Ids, select_list
+from sql.rollup_parts import GRAINS
+from sql.statements import quoted
 
 Clock = Literal["engine", "forwarder", "store"]
 
@@ -62,8 +64,7 @@ TABLES: dict[str, Timed] = {
 }
 """Every table that can be exported."""
 
-GRAINS = ("5m", "1h", "1d")
-_OF_A_GRAIN = (
+OF_A_GRAIN = (
     "repeat_compute",
     "repeat_compute_fleet",
     "repeat_compute_by_workload",
@@ -75,6 +76,7 @@ _OF_A_GRAIN = (
     "rank_health",
     "coverage",
 )
+"""Families of views: each has one for every grain, named after it."""
 
 _SINGLE: Mapping[str, Timed] = {
     "repeat_compute": Timed("window_start"),
@@ -95,13 +97,14 @@ _SINGLE: Mapping[str, Timed] = {
 
 VIEWS: Mapping[str, Timed] = {
     **_SINGLE,
-    **{f"{name}_{grain}": Timed("window_start") for name in _OF_A_GRAIN for grain in GRAINS},
+    **{f"{name}_{grain.name}": Timed("window_start") for name in OF_A_GRAIN for grain in GRAINS},
 }
 """Every view that can be exported."""
 
-NOT_EXPORTED = frozenset(
-    {"schema_migrations", "rollup_touched", "rollup_marks", "rollup_spans", "fleet_clock", "deploy_effect_of", "recomputed_blocks_between"}
-)
+TAKE_VALUES = ("deploy_effect_of", "recomputed_blocks_between")
+"""Views that are asked as NAME(value = ...)."""
+
+NOT_EXPORTED = frozenset({"schema_migrations", "rollup_touched", "rollup_marks", "rollup_spans", "fleet_clock", *TAKE_VALUES})
 """Tables of ours that say how far schema and rollups have come, and views that take values: other views have the same rows. Nor are
 triggers exported, nor the views (``rollup_``...) that those of a grain are cut from."""
 
@@ -141,8 +144,8 @@ def find(name: str) -> Timed:
 
 def listed() -> str:
     """The names of all tables and views, for people."""
-    grains = ", ".join(f"_{grain}" for grain in GRAINS)
-    return f"tables: {', '.join(TABLES)}; views: {', '.join(_SINGLE)}; views that end in {grains}: {', '.join(_OF_A_GRAIN)}"
+    grains = ", ".join(f"_{grain.name}" for grain in GRAINS)
+    return f"tables: {', '.join(TABLES)}; views: {', '.join(_SINGLE)}; views that end in {grains}: {', '.join(OF_A_GRAIN)}"
 
 
 def day_of(us: int) -> date:

@@ -22,6 +22,7 @@ from sql import cluster, migrate, rollups
 from sql.cluster import SHARDING, Cluster
 from sql.database import Database, StoreError
 from sql.embedded import EmbeddedDatabase
+from sql.export import TAKE_VALUES
 from sql.load import load
 from sql.rows import TableRows
 from sql.store import connect
@@ -273,7 +274,7 @@ def views(database: Database) -> list[str]:
         for row in database.query(
             "SELECT name FROM system.tables WHERE database = currentDatabase() AND engine = 'View' ORDER BY name"
         ).rows
-        if row[0] not in ("deploy_effect_of", "recomputed_blocks_between")
+        if row[0] not in TAKE_VALUES
     ]
 
 

@@ -13,39 +13,24 @@ from typing import Any
 import pytest
 
 from console.deploys import adding
-from sql import migrate, rollups
+from sql import migrate, rollup_parts, rollups
 from sql.database import Database
+from sql.export import OF_A_GRAIN, TAKE_VALUES
 from sql.rows import Row, TableRows
 from tests.sql_records import START_US, WINDOW_US, random_duplicate_windows, random_rank_windows, random_shared_prefixes
 
-GRAINS = ("5m", "1h", "1d")
-FAMILIES = (
-    "repeat_compute",
-    "repeat_compute_fleet",
-    "repeat_compute_by_workload",
-    "repeat_compute_by_model",
-    "gpu_time",
-    "duplicate_footprint",
-    "workload_pairs",
-    "return_times",
-    "rank_health",
-    "coverage",
-)
+GRAINS = tuple(grain.name for grain in rollup_parts.GRAINS)
 BASES = ("repeat_compute", "duplicate_footprint", "workload_pairs", "return_times")
 """Families that have a view of the windows themselves as well."""
 
 ONE_HOUR_US = 3_600_000_000
 
 
-ASKED = ("deploy_effect_of", "recomputed_blocks_between")
-"""Views that take values: NAME(value = ...)."""
-
-
 def views(database: Database) -> dict[str, str]:
     """Every view that takes no values, and its comment."""
     found = comments(database)
-    assert set(ASKED) < set(found)
-    return {view: comment for view, comment in found.items() if view not in ASKED}
+    assert set(TAKE_VALUES) < set(found)
+    return {view: comment for view, comment in found.items() if view not in TAKE_VALUES}
 
 
 def comments(database: Database) -> dict[str, str]:
@@ -88,7 +73,7 @@ def test_each_view_runs_on_an_empty_store(module_store: Database) -> None:
 
 def test_each_comment_says_the_question_the_unit_and_how_to_read_it(module_store: Database) -> None:
     found = comments(module_store)
-    assert {f"{family}_{grain}" for family in FAMILIES for grain in GRAINS} | set(BASES) <= set(found)
+    assert {f"{family}_{grain}" for family in OF_A_GRAIN for grain in GRAINS} | set(BASES) <= set(found)
     inner = {"life_primary_groups", "rank_window_groups"}  # which group is which: no figures to be read in more than one way
     for view, comment in found.items():
         assert re.match(r"[A-Z][^.]*\?", comment), f"{view} asks nothing: {comment}"
@@ -124,7 +109,7 @@ def test_each_view_of_data_runs_and_most_have_rows(filled: Database) -> None:
     assert empty <= {"interruptions", "recomputed_blocks"}, "random rows hold no events and no recomputed blocks"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", OF_A_GRAIN)
 def test_a_view_has_the_same_columns_at_every_grain(module_store: Database, family: str) -> None:
     first, *others = (columns(module_store, f"{family}_{grain}") for grain in GRAINS)
     assert list(first)
@@ -168,7 +153,7 @@ _ADDITIVE = re.compile(
 _MAXIMA = re.compile(r"(extra|inside|between|shared)_(tokens|blocks)_max|late_changes|as_of|last_batch")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", OF_A_GRAIN)
 def test_a_longer_window_is_the_sum_of_the_shorter_ones_in_it(filled: Database, family: str) -> None:
     names = columns(filled, f"{family}_5m")
     sums = [name for name in names if _ADDITIVE.fullmatch(name)]
