@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from schemas import codec
 from schemas.errors import KvcensusError
-from schemas.records import (
-    DeadLetter,
-    Deploy,
-    DuplicateWindow,
-    EngineMetrics,
-    Lifecycle,
-    RankMessage,
-    RankWindow,
-    Recompute,
-    SharedPrefix,
-)
+from schemas.records import DeadLetter
 from schemas.topics import (
     BATCHES,
     DEAD_LETTERS,
@@ -28,24 +19,24 @@ from schemas.topics import (
     RECOMPUTES,
     SHARED_PREFIXES,
 )
-from sql.rows import TableRows
+from sql.rows import Row, TableRows
 from streams.dead_letters import dead_letter
 from streams.positions import Place
 from streams.sink_rows import Origin, Origins
 
-Sunk = RankWindow | Recompute | DuplicateWindow | SharedPrefix | DeadLetter | Deploy | Lifecycle | EngineMetrics | RankMessage
+_READ = (
+    RANK_WINDOWS,
+    RECOMPUTES,
+    DUPLICATE_WINDOWS,
+    SHARED_PREFIXES,
+    DEAD_LETTERS,
+    DEPLOYS,
+    LIFECYCLE,
+    ENGINE_METRICS,
+    BATCHES,
+)
 
-KINDS: Mapping[str, type[Sunk]] = {
-    RANK_WINDOWS.name: RankWindow,
-    RECOMPUTES.name: Recompute,
-    DUPLICATE_WINDOWS.name: DuplicateWindow,
-    SHARED_PREFIXES.name: SharedPrefix,
-    DEAD_LETTERS.name: DeadLetter,
-    DEPLOYS.name: Deploy,
-    LIFECYCLE.name: Lifecycle,
-    ENGINE_METRICS.name: EngineMetrics,
-    BATCHES.name: RankMessage,
-}
+KINDS: Mapping[str, type[Row]] = {topic.name: cast("type[Row]", topic.record) for topic in _READ}
 """What is read: the results, the facts they were counted from, and what could not be counted."""
 
 
