@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer
 
 from console.topic_admin import connect
 from schemas import codec
 from schemas.errors import KvcensusError
 from schemas.records import Deploy
 from schemas.topics import DEPLOYS
+from streams.topic_reading import ANSWER_SECONDS, read_to_end
 
-_SILENCE_SECONDS = 0.4
-"""So long nothing more comes before the topic counts as read: embedded brokers tell its end too low."""
-
-_POLL_SECONDS = 0.05
-_ANSWER_SECONDS = 10.0
 _WRITE_SECONDS = 30.0
 
 _quiet = logging.getLogger("kvcensus.kafka")
@@ -38,7 +33,7 @@ class DeployTopic:
         admin = connect(bootstrap_servers, options)
         # All topics are asked for: a broker may create one that is asked for by name.
         try:
-            found = admin.list_topics(timeout=_ANSWER_SECONDS).topics.get(DEPLOYS.name)
+            found = admin.list_topics(timeout=ANSWER_SECONDS).topics.get(DEPLOYS.name)
         except KafkaException as error:
             raise self._failed("does not list its topics", error) from error
         if found is None or found.error is not None or not found.partitions:
@@ -62,31 +57,14 @@ class DeployTopic:
         return Consumer(config, logger=_quiet)
 
     def _read(self, consumer: Consumer) -> list[Deploy]:
-        places = [TopicPartition(DEPLOYS.name, number, OFFSET_BEGINNING) for number in self._partitions]
-        ends = {place.partition: consumer.get_watermark_offsets(place, timeout=_ANSWER_SECONDS)[1] for place in places}
-        unread = {number for number, end in ends.items() if end > 0}
-        consumer.assign(places)
         records: list[Deploy] = []
-        heard = time.monotonic()
-        while True:
-            messages = consumer.consume(500, timeout=_POLL_SECONDS)
-            silent = time.monotonic() - heard
-            if not messages and not unread and silent > _SILENCE_SECONDS:
-                return records
-            if not messages and silent > _ANSWER_SECONDS:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            for message in messages:
-                number = message.partition()
-                assert number is not None
-                if (error := message.error()) is None:
-                    heard = time.monotonic()
-                    if (record := self._decoded(message.value(), number, message.offset())) is not None:
-                        records.append(record)
-                elif error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                # What stood last may have been compacted away: then only the broker's word tells that the end is reached.
-                if (message.offset() or 0) + (error is None) >= ends[number]:
-                    unread.discard(number)
+
+        def take(number: int, message: Message[bytes, bytes]) -> None:
+            if (record := self._decoded(message.value(), number, message.offset())) is not None:
+                records.append(record)
+
+        read_to_end(consumer, DEPLOYS.name, dict.fromkeys(self._partitions, OFFSET_BEGINNING), take)
+        return records
 
     @staticmethod
     def _decoded(value: str | bytes | None, partition: int, offset: int | None) -> Deploy | None:

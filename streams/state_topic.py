@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from schemas.errors import KvcensusError
@@ -19,13 +19,10 @@ from streams.positions import Place
 from streams.settings import WorkerSettings
 from streams.state import Pair, Restored, Rules, StateLog
 from streams.tables import STATE
+from streams.topic_reading import ANSWER_SECONDS, read_to_end
 
 log = logging.getLogger("kvcensus.worker")
 
-SILENCE_SECONDS = 0.4
-"""So long nothing more comes before a partition counts as read: embedded brokers tell its end too low."""
-
-ANSWER_SECONDS = 10.0
 WRITE_SECONDS = 30.0
 """How long a snapshot may take to be acknowledged before it is given up; the next one is tried in its place."""
 
@@ -121,32 +118,11 @@ class StateTopic:
 
     def _read(self, starts: Mapping[int, int]) -> dict[int, StateLog]:
         logs = {number: StateLog() for number in starts}
-        ends = {
-            number: self._consumer.get_watermark_offsets(TopicPartition(STATE.name, number), timeout=ANSWER_SECONDS)[1] for number in starts
-        }
-        unread = {number for number, end in ends.items() if end > max(starts[number], 0)}
-        self._consumer.assign([TopicPartition(STATE.name, number, offset) for number, offset in starts.items()])
-        try:
-            deadline = time.monotonic() + ANSWER_SECONDS
-            while True:
-                messages = self._consumer.consume(500, timeout=SILENCE_SECONDS)
-                if not messages and (not unread or time.monotonic() > deadline):
-                    break
-                for message in messages:
-                    number = message.partition()
-                    assert number is not None
-                    if (error := message.error()) is None:
-                        logs[number].take(_bytes(message.key()), _bytes(message.value()))
-                        deadline = time.monotonic() + ANSWER_SECONDS
-                    elif error.code() != KafkaError._PARTITION_EOF:
-                        raise KafkaException(error)
-                    # What stood last may have been compacted away: then only the broker's word tells that the end is reached.
-                    if (message.offset() or 0) + (error is None) >= ends[number]:
-                        unread.discard(number)
-        finally:
-            self._consumer.unassign()
-        if unread:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+        def take(number: int, message: Message[bytes, bytes]) -> None:
+            logs[number].take(_bytes(message.key()), _bytes(message.value()))
+
+        read_to_end(self._consumer, STATE.name, starts, take)
         return logs
 
     # -- writing ------------------------------------------------------------------------------------------------
