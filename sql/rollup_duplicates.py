@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from sql.rollup_parts import GRAINS, US, Chunk, Grain, aligned, counted_last, shared, spread, weakest, within
+from sql.rollup_parts import GRAINS, US, Chunk, Grain, counted_last, or_as_before, rolled_up, shared, spread, weakest
 
 _SUMS = ("inside_token_us", "between_token_us", "inside_block_us", "between_block_us")
 _BYTE_SUMS = ("inside_byte_ms", "between_byte_ms")
@@ -13,19 +13,8 @@ _ENDS = ("inside_tokens_end", "between_tokens_end", "inside_blocks_end", "betwee
 _REGISTERS = ("register", "inside_register", "between_register")
 _SCOPE = "scope, scope_key, tier, semantics_version, key_epoch"
 _DUPLICATE_ROLLUP_COLUMNS = (
-    *(
-        "grain",
-        "window_start",
-        "window_us",
-        "scope",
-        "scope_key",
-        "tier",
-        "part",
-        "version",
-        "is_deleted",
-        "semantics_version",
-        "key_epoch",
-    ),
+    *("grain", "window_start", "window_us", "scope", "scope_key", "tier", "part", "version", "is_deleted"),
+    *("semantics_version", "key_epoch"),
     *("windows", "is_final", "complete", "as_of", "covered_us", "expected_ranks", "expected_us", "observed_us", "ranks", "late_changes"),
     *(*_SUMS, *_BYTE_SUMS, *_MAXIMA, "extra_bytes_max", *_ENDS, *_REGISTERS, "reasons"),
 )
@@ -50,25 +39,13 @@ def _duplicate_source(grain: Grain, chunk: Chunk, kept: bool) -> str:
     counted = f"WITH {spread(f'{US}(as_of)')} {chunk.rows_of('duplicate_windows', columns, _COUNTED_TO, ranks=False)}"
     if not kept:
         return counted
-    expired = expired_duplicates(chunk)
-    return f"""
-        SELECT * FROM ({counted}) WHERE ({_SCOPE_UNIT}) GLOBAL NOT IN ({expired})
-        UNION ALL
-        SELECT * FROM ({_rolled_up_duplicates(grain.name, grain, chunk, same)}) WHERE ({_SCOPE_UNIT}) GLOBAL IN ({expired})
-    """
+    before = _rolled_up_duplicates(grain.name, grain, chunk, same)
+    return or_as_before(counted, before, expired_duplicates(chunk), _SCOPE_UNIT)
 
 
 def _rolled_up_duplicates(finer: str, grain: Grain, chunk: Chunk, same: str) -> str:
-    more = ", ".join(("complete", "windows", "covered_us", "expected_us", "observed_us", *_SUMS, *_BYTE_SUMS))
-    columns, where = f"window_start, {same}, {more}", f"grain = '{finer}' AND {within(grain, chunk)}"
-    rows = f"SELECT {columns} FROM duplicate_rollups FINAL WHERE {where}"
-    if finer == grain.name:
-        rows = counted_last(columns, where, duplicates=True)
-    return f"""
-        SELECT {aligned(grain)} AS at, {same}, {more}
-        FROM ({rows})
-        WHERE {chunk.among(grain)}
-    """
+    columns = f"{same}, {', '.join(('complete', 'windows', 'covered_us', 'expected_us', 'observed_us', *_SUMS, *_BYTE_SUMS))}"
+    return rolled_up(finer, grain, chunk, columns, columns, duplicates=True)
 
 
 def duplicate_rollup(grain: Grain, chunk: Chunk, *, kept: bool = False) -> str:

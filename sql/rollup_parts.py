@@ -131,16 +131,42 @@ def aligned(grain: Grain) -> str:
     return f"toDateTime(intDiv(toUnixTimestamp(window_start), {grain.seconds}) * {grain.seconds}, 'UTC')"
 
 
-_RANK_KEY = "window_start, instance_id, dp_rank"
-_DUPLICATE_KEY = "window_start, scope, scope_key, tier"
+def _table(duplicates: bool) -> tuple[str, str]:
+    """The table of rollups and what names a window there."""
+    if duplicates:
+        return "duplicate_rollups", "window_start, scope, scope_key, tier"
+    return "rank_rollups", "window_start, instance_id, dp_rank"
 
 
 def counted_last(columns: str, where: str, *, duplicates: bool) -> str:
     """Rows of a rollup table but for parts that an older round wrote late: what is left of a window is of one version."""
-    table, key = ("duplicate_rollups", _DUPLICATE_KEY) if duplicates else ("rank_rollups", _RANK_KEY)
+    table, key = _table(duplicates)
     return f"""
         SELECT {columns} FROM (SELECT {columns}, version, max(version) OVER (PARTITION BY {key}) AS last FROM {table} FINAL WHERE {where})
         WHERE version = last
+    """
+
+
+def rolled_up(finer: str, grain: Grain, chunk: Chunk, columns: str, select: str, *, duplicates: bool) -> str:
+    """``select``, which needs ``columns``, of rows of the grain ``finer``; ``at`` is the window of ``grain`` in which each lies."""
+    columns, where = f"window_start, {columns}", f"grain = '{finer}' AND {within(grain, chunk)}{chunk.of_instances()}"
+    if finer == grain.name:
+        rows = counted_last(columns, where, duplicates=duplicates)
+    else:
+        rows = f"SELECT {columns} FROM {_table(duplicates)[0]} FINAL WHERE {where}"
+    return f"""
+        SELECT {aligned(grain)} AS at, {select}
+        FROM ({rows})
+        WHERE {chunk.among(grain)}
+    """
+
+
+def or_as_before(counted: str, before: str, expired: str, unit: str) -> str:
+    """Rows of ``counted``, but of the units that ``expired`` tells those of ``before``."""
+    return f"""
+        SELECT * FROM ({counted}) WHERE ({unit}) GLOBAL NOT IN ({expired})
+        UNION ALL
+        SELECT * FROM ({before}) WHERE ({unit}) GLOBAL IN ({expired})
     """
 
 
@@ -149,7 +175,7 @@ def leftovers(grain: Grain, chunk: Chunk, *, duplicates: bool) -> str:
 
     Of the finest grain only where some part was written: a window in which a rank is missing has no rows to be counted from.
     """
-    table, key = ("duplicate_rollups", _DUPLICATE_KEY) if duplicates else ("rank_rollups", _RANK_KEY)
+    table, key = _table(duplicates)
     those = f"grain = '{grain.name}' AND {chunk.among(grain, 'window_start')}{chunk.of_instances()}"
     written = f"AND ({key}) GLOBAL IN (SELECT {key} FROM {table} FINAL WHERE {those} AND version = {chunk.version})"
     return f"""

@@ -10,7 +10,7 @@ across: life, rules (``semantics_version``), key, and what the rank declared. Ea
 from __future__ import annotations
 
 from sql.result_rows import GROUP_STATES, GROUP_SUMS, HISTOGRAMS
-from sql.rollup_parts import GRAINS, PART, ROW_END, US, Chunk, Grain, aligned, counted_last, shared, spread, weakest, within
+from sql.rollup_parts import GRAINS, PART, ROW_END, US, Chunk, Grain, counted_last, or_as_before, rolled_up, shared, spread, weakest
 
 _COUNTS = (
     "batches",
@@ -24,15 +24,22 @@ _COUNTS = (
 )
 _LAST = ("prefill_rate", "prefill_rate_source", "gpus_per_rank", "pool_blocks", "departed")
 _HISTOGRAM_BASE = 65_536
+_GROUPS = tuple(
+    f"groups.{name}"
+    for name in (
+        "group_idx",
+        *GROUP_SUMS,
+        *GROUP_STATES,
+        *(f"{each}_{side}" for each in HISTOGRAMS for side in ("buckets", "counts")),
+    )
+)
 _RANK_ROLLUP_COLUMNS = (
     *("grain", "window_start", "window_us", "instance_id", "dp_rank", "part", "version", "is_deleted"),
     *PART.split(", "),
     *("windows", "is_final", "expected_us", "expected_until", "observed_us", "first_window", "last_window", "first_batch", "last_batch"),
     *_COUNTS,
     *("warmup", "reasons", "register", *_LAST),
-    "groups.group_idx",
-    *(f"groups.{name}" for name in (*GROUP_SUMS, *GROUP_STATES)),
-    *(f"groups.{name}_{side}" for name in HISTOGRAMS for side in ("buckets", "counts")),
+    *_GROUPS,
 )
 
 
@@ -40,15 +47,7 @@ _UNIT = "at, instance_id, dp_rank, life_id, semantics_version"
 
 
 def _rank_source(grain: Grain, chunk: Chunk, kept: bool) -> str:
-    groups = ", ".join(
-        f"`groups.{name}`"
-        for name in (
-            "group_idx",
-            *GROUP_SUMS,
-            *GROUP_STATES,
-            *(f"{each}_{side}" for each in HISTOGRAMS for side in ("buckets", "counts")),
-        )
-    )
+    groups = ", ".join(f"`{name}`" for name in _GROUPS)
     same = f"instance_id, dp_rank, {PART}, is_final, first_batch, last_batch, {', '.join(_COUNTS)}, warmup, reasons, register"
     same += f", {', '.join(_LAST)}, {groups}"
     if grain.finer is not None:
@@ -61,25 +60,14 @@ def _rank_source(grain: Grain, chunk: Chunk, kept: bool) -> str:
     counted = f"WITH {spread(ROW_END)} {chunk.rows_of('rank_windows', columns, ROW_END, ranks=True)}"
     if not kept:
         return counted
-    expired = expired_ranks(chunk)
-    return f"""
-        SELECT * FROM ({counted}) WHERE ({_UNIT}) GLOBAL NOT IN ({expired})
-        UNION ALL
-        SELECT * FROM ({_rolled_up_ranks(grain.name, grain, chunk, same)}) WHERE windows > 0 AND ({_UNIT}) GLOBAL IN ({expired})
-    """
+    before = f"SELECT * FROM ({_rolled_up_ranks(grain.name, grain, chunk, same)}) WHERE windows > 0"
+    return or_as_before(counted, before, expired_ranks(chunk), _UNIT)
 
 
 def _rolled_up_ranks(finer: str, grain: Grain, chunk: Chunk, same: str) -> str:
     more = "windows, observed_us, first_window, last_window, expected_us, expected_until"
-    columns, where = f"window_start, {more}, {same}", f"grain = '{finer}' AND {within(grain, chunk)}{chunk.of_instances()}"
-    rows = f"SELECT {columns} FROM rank_rollups FINAL WHERE {where}"
-    if finer == grain.name:
-        rows = counted_last(columns, where, duplicates=False)
-    return f"""
-        SELECT {aligned(grain)} AS at, {same}, true AS inside, emptyArrayInt64() AS nothing, {more}
-        FROM ({rows})
-        WHERE {chunk.among(grain)}
-    """
+    select = f"{same}, true AS inside, emptyArrayInt64() AS nothing, {more}"
+    return rolled_up(finer, grain, chunk, f"{more}, {same}", select, duplicates=False)
 
 
 def rank_rollup(grain: Grain, chunk: Chunk, *, kept: bool = False) -> str:

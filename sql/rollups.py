@@ -25,6 +25,9 @@ SETTLED_S = 330
 
 _US = 1_000_000
 _CELL, _HOUR, _DAY = (grain.seconds for grain in GRAINS)
+_LAST_UNTIL = f"toInt64(ceil(toUnixTimestamp64Micro(max(until)) / {_US}))"
+"""Of ``rollup_spans``: where the last of some rows ends, in whole seconds."""
+
 _SOURCES = ("rank_windows", "duplicate_windows")
 _FORGOTTEN_S = 6 * _DAY
 """What was touched is noted for 7 days: after so long without a round it is looked up in the windows themselves."""
@@ -305,7 +308,7 @@ class _Work:
         """Windows of 5 minutes in which rows begin that end in a later one, among those that lie before ``end`` and reach to ``first``."""
         rows = self._database.query(
             f"""
-            SELECT toUnixTimestamp(window_start) AS start, toInt64(ceil(toUnixTimestamp64Micro(max(until)) / {_US})) AS over
+            SELECT toUnixTimestamp(window_start) AS start, {_LAST_UNTIL} AS over
             FROM rollup_spans WHERE source = '{source}' AND window_start < toDateTime({end}, 'UTC') AND until > toDateTime({first}, 'UTC')
             GROUP BY window_start HAVING over > toInt64(start) + {_CELL}
             """
@@ -325,7 +328,7 @@ class _Work:
             (int(start), int(until))
             for start, until in self._database.query(
                 f"""
-                SELECT toUnixTimestamp(window_start), toInt64(ceil(toUnixTimestamp64Micro(max(until)) / {_US})) FROM rollup_spans
+                SELECT toUnixTimestamp(window_start), {_LAST_UNTIL} FROM rollup_spans
                 WHERE source = 'rank_windows' AND until > toDateTime({since}, 'UTC') GROUP BY window_start
                 """
             ).rows
@@ -333,7 +336,7 @@ class _Work:
         last = int(
             self._database.query(
                 f"""
-                SELECT toInt64(ceil(toUnixTimestamp64Micro(max(until)) / {_US})) FROM rollup_spans
+                SELECT {_LAST_UNTIL} FROM rollup_spans
                 WHERE source = 'rank_windows' AND until <= toDateTime({since}, 'UTC')
                 """
             ).rows[0][0]
