@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -12,9 +12,10 @@ from producers.simulate import fleet, presets
 from schemas.records import DeadLetter, Deploy, EngineMetrics, Histogram, Lifecycle, Loss, RankMessage, Refusal, Scrape
 from sql import rollups
 from sql.database import Database
-from sql.rows import Row, TableRows
+from sql.rows import Row
 from streams.offline import OfflineFleet
 from tests.counting import messages
+from tests.sql_records import insert
 
 HOUR_US = 3_600_000_000
 _RUN_S = 24
@@ -46,15 +47,6 @@ def fill(database: Database) -> Span:
     insert(database, [DeadLetter("kvcensus.batches", 0, number, "holder", "no Avro", b"chat-a/0", b"\x00", 1) for number in range(3)])
     rollups.run(database)
     return Span(start_us // HOUR_US * HOUR_US // 1_000, end_us // 1_000 + 1)
-
-
-def insert(database: Database, records: Iterable[Row]) -> None:
-    """Insert records into their tables, as the sink does."""
-    rows = TableRows()
-    for record in records:
-        rows.add(record)
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
 
 
 def _stretched(said: list[RankMessage]) -> list[RankMessage]:

@@ -10,7 +10,6 @@ import msgspec
 
 from schemas.records import DuplicateWindow, RankWindow
 from sql.database import Database
-from sql.rows import TableRows
 from tests.sql_records import START_US, random_duplicate_windows, random_rank_windows
 
 TABLES = (
@@ -61,15 +60,6 @@ def _moved(row: Any, begin: int, stretch: int) -> Any:
     }
     spans = {name: getattr(row, name) * stretch for name in ("window_us", "observed_us")}
     return msgspec.structs.replace(row, **times, **spans)
-
-
-def put(database: Database, records: Sequence[Any]) -> None:
-    """Insert them, one insert per table."""
-    rows = TableRows()
-    for record in records:
-        rows.add(record)
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
 
 
 def batches(rng: random.Random, records: Sequence[Any], most: int = 6) -> list[list[Any]]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from schemas.records import Breach, DuplicateWindow, GroupCounters, RankWindow, SharedPrefix
+from sql.database import Database
 from sql.result_rows import GROUP_STATES, GROUP_SUMS, HISTOGRAMS
+from sql.rows import Row, TableRows
 
 WINDOW_US = 10_000_000
 START_US = 1_700_000_000_000_000 // WINDOW_US * WINDOW_US
@@ -18,6 +21,20 @@ REQUIRED = [field.name for field in msgspec.structs.fields(DuplicateWindow) if f
 """What every version of a duplicate window has told."""
 
 BYTE_FIELDS = ("inside_byte_ms", "between_byte_ms", "extra_bytes_max", "inside_bytes_end", "between_bytes_end")
+
+
+def write(database: Database, rows: TableRows) -> None:
+    """Insert ``rows``, one insert per table."""
+    for batch in rows.batches():
+        assert database.insert(batch.table, batch.column_names, batch.columns) == len(batch)
+
+
+def insert(database: Database, records: Iterable[Row]) -> None:
+    """Insert ``records`` into their tables, in this order, one insert per table."""
+    rows = TableRows()
+    for record in records:
+        rows.add(record)
+    write(database, rows)
 
 
 def rank_window(**fields: Any) -> RankWindow:

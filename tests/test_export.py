@@ -31,7 +31,7 @@ from sql.figures import assemble
 from sql.rows import Row, TableRows
 from sql.times import iso
 from sql.totals import totals_from_records
-from tests.sql_records import START_US, random_duplicate_windows, random_rank_windows, random_shared_prefixes
+from tests.sql_records import START_US, random_duplicate_windows, random_rank_windows, random_shared_prefixes, write
 
 RNG = random.Random(7)
 RANKS = random_rank_windows(RNG)
@@ -56,8 +56,7 @@ def fill(database: Database) -> None:
     for offset, fact in enumerate(facts()):
         rows.add(fact, 0, offset)
     rows.add(DeadLetter("kvcensus.batches", 0, 7, "holder", "why", b"\xff/0", b"\xff\x00", 2))
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
+    write(database, rows)
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ from sql.observation_load import load_observation
 from sql.rows import TableRows
 from sql.totals import totals_from_records
 from tests.segments import heartbeat
-from tests.sql_records import START_US, WINDOW_US, group, rank_window
+from tests.sql_records import START_US, WINDOW_US, group, rank_window, write
 
 T = START_US // 1_000
 ID, OTHER = b"\x01" * 16, b"\x02" * 16
@@ -218,8 +218,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rows.add(LETTER)
     with store.connect(None, folder, own=True) as database:
         migrate.apply(database)
-        for batch in rows.batches():
-            database.insert(batch.table, batch.column_names, batch.columns)
+        write(database, rows)
         yield folder
 
 

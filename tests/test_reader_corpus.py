@@ -31,6 +31,7 @@ from tests.pipeline import SETTLE_SECONDS, pipeline
 from tests.segments import CORPUS, ingested, write_lines, write_ranks
 from tests.segments import by_rank as by_rank_of
 from tests.shared_data import shared_folder, shared_path
+from tests.sql_records import write
 from tests.test_segments_contract import TELEMETRY, corpus, told
 
 FIXTURES = 41
@@ -185,8 +186,7 @@ def counted_into(database: Database, folder: Path) -> None:
     for offset, fact in enumerate(facts):
         assert isinstance(fact, RankMessage | Lifecycle)
         rows.add(fact, 0, offset)
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
+    write(database, rows)
 
 
 def test_the_fixtures_are_all_here() -> None:

@@ -36,7 +36,7 @@ from streams.sink import Sink
 from tests.clickhouse_http import clickhouse_server
 from tests.counting import interleaved, messages
 from tests.kafka import Kafka
-from tests.sql_records import rank_window
+from tests.sql_records import rank_window, write
 
 PLACES = ("partition", "offset")
 RESULTS = ("rank_windows", "recomputes", "duplicate_windows", "shared_prefixes")
@@ -100,8 +100,7 @@ def insert(database: Database, records: Iterable[Any], places: Iterable[tuple[in
         rows = TableRows()
         for record, place in zip(some[start : start + 2_000], where[start : start + 2_000], strict=True):
             rows.add(record, *place)
-        for batch in rows.batches():
-            database.insert(batch.table, batch.column_names, batch.columns)
+        write(database, rows)
 
 
 def insert_facts(database: Database, placed: Iterable[Placed]) -> None:

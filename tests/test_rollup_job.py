@@ -19,9 +19,9 @@ from streams import rollup_job
 from streams.rollup_job import RollupJob, sink_with_rollups
 from streams.settings import WorkerSettings
 from tests.kafka import Kafka
-from tests.rollup_records import empty, put
+from tests.rollup_records import empty
 from tests.sinking import Feed, sinking, until
-from tests.sql_records import START_US, WINDOW_US, duplicate_window, rank_window
+from tests.sql_records import START_US, WINDOW_US, duplicate_window, insert, rank_window
 from tests.test_rollups import _Failing, check
 
 ROWS = [rank_window(window_start_us=START_US + number * WINDOW_US) for number in range(5)]
@@ -71,7 +71,7 @@ def test_a_sink_keeps_them_only_with_the_first_partition(module_store: Database,
     job = RollupJob()
     job.sink = sink
     empty(module_store)
-    put(module_store, ROWS)
+    insert(module_store, ROWS)
     job(module_store)
     assert windows(module_store) == []
 
@@ -81,7 +81,7 @@ def test_a_round_that_fails_is_said_once_and_begun_again(
 ) -> None:
     monkeypatch.setattr(rollup_job, "SLICE_SECONDS", 60.0)
     empty(module_store)
-    put(module_store, ROWS)
+    insert(module_store, ROWS)
     failing, job = _Failing(module_store, 4), RollupJob()
     with caplog.at_level(logging.INFO, "kvcensus.rollups"):
         for _ in range(3):
@@ -99,7 +99,7 @@ def test_a_round_that_fails_is_said_once_and_begun_again(
 def test_a_round_goes_on_where_it_was(module_store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollup_job, "SLICE_SECONDS", 1e-9)  # one step at a time
     empty(module_store)
-    put(module_store, [*ROWS, *COPIES])
+    insert(module_store, [*ROWS, *COPIES])
     job, turns = RollupJob(), 0
     while not turns or job._work is not None:
         job(module_store)
@@ -119,7 +119,7 @@ def invoke(data_dir: Path, *arguments: str) -> Result:
 def test_the_command_rolls_up_what_has_changed_and_a_span_on_demand(module_store: Database) -> None:
     folder = Path(module_store.place).parent
     empty(module_store)
-    put(module_store, [*ROWS, *COPIES])
+    insert(module_store, [*ROWS, *COPIES])
     first = invoke(folder)
     assert first.exit_code == 0, first.output
     assert first.output == "rank_windows: 1 windows of 5 minutes rolled up\nduplicate_windows: 1 windows of 5 minutes rolled up\n"

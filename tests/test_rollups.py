@@ -12,8 +12,10 @@ import pytest
 from schemas.records import DuplicateWindow, RankWindow
 from sql import rollups
 from sql.database import Database, QueryResult, StoreError
+from sql.rows import Row
 from tests import rollup_reference as reference
-from tests.rollup_records import batches, empty, put, random_windows
+from tests.rollup_records import batches, empty, random_windows
+from tests.sql_records import insert
 
 
 def check(database: Database, records: list[Any]) -> None:
@@ -36,7 +38,7 @@ def test_any_order_and_any_batches_come_to_the_same(module_store: Database, seed
     empty(module_store)
     ranks, duplicates = random_windows(rng)
     for batch in batches(rng, [*ranks, *duplicates]):
-        put(module_store, batch)
+        insert(module_store, batch)
         if rng.random() < 0.5:
             rollups.run(module_store)
     rollups.run(module_store)
@@ -50,12 +52,12 @@ def test_every_batch_given_twice_in_another_order_changes_nothing(module_store: 
     records = [record for kind in random_windows(rng) for record in kind]
     given = batches(rng, records)
     for batch in given:
-        put(module_store, batch)
+        insert(module_store, batch)
     rollups.run(module_store)
     before = reference.stored_ranks(module_store), reference.stored_duplicates(module_store)
     rng.shuffle(given)
     for batch in given:
-        put(module_store, batch)
+        insert(module_store, batch)
         assert not rollups.run(module_store).idle
     same(reference.stored_ranks(module_store), before[0])
     same(reference.stored_duplicates(module_store), before[1])
@@ -67,7 +69,7 @@ def test_windows_that_say_something_else_under_a_higher_version_leave_nothing_be
     rng = random.Random(200 + seed)
     empty(module_store)
     ranks, duplicates = random_windows(rng)
-    put(module_store, [*ranks, *duplicates])
+    insert(module_store, [*ranks, *duplicates])
     rollups.run(module_store)
     parts = len(reference.stored_ranks(module_store))
     # All of one workload and key now: fewer parts than before. And whoever had departed has not, and the other way round.
@@ -79,7 +81,7 @@ def test_windows_that_say_something_else_under_a_higher_version_leave_nothing_be
     ]
     again += [msgspec.structs.replace(row, version=row.version + 100, key_epoch=7) for row in reference.newest(duplicates)]
     for batch in batches(rng, again):
-        put(module_store, batch)
+        insert(module_store, batch)
         rollups.run(module_store)
     assert len(reference.stored_ranks(module_store)) < parts
     check(module_store, [*ranks, *duplicates, *again])
@@ -129,7 +131,7 @@ def test_a_round_cut_short_anywhere_is_made_good_by_the_next(module_store: Datab
     ranks, duplicates = random_windows(rng)
     cuts = 0
     for batch in batches(rng, [*ranks, *duplicates], most=4):
-        put(module_store, batch)
+        insert(module_store, batch)
         left = rng.randrange(16)
         while True:  # again and again, each time a little further
             try:
@@ -174,16 +176,17 @@ def test_a_round_overtaken_by_another_is_put_right_once_inserts_have_settled(mod
     rng = random.Random(400 + held)
     empty(module_store)
     ranks, duplicates = random_windows(rng)
-    earlier, later = [*ranks[::2], *duplicates[::2]], [*ranks[1::2], *duplicates[1::2]]
+    earlier: list[Row] = [*ranks[::2], *duplicates[::2]]
+    later: list[Row] = [*ranks[1::2], *duplicates[1::2]]
     fewer = [msgspec.structs.replace(row, version=row.version + 100, workload=None) for row in reference.newest(ranks)[::3]]
 
     overtook = []
 
     def meanwhile() -> None:
-        put(module_store, [*later, *fewer])
+        insert(module_store, [*later, *fewer])
         overtook.append(rollups.run(module_store))
 
-    put(module_store, earlier)
+    insert(module_store, earlier)
     rollups.run(_Overtaken(module_store, held, meanwhile))
     assert overtook
     rollups.run(module_store, settled_s=0)
@@ -194,7 +197,7 @@ def test_an_insert_that_ran_while_the_schema_was_brought_up_to_date_is_not_misse
     rng = random.Random(600)
     empty(module_store)
     ranks, duplicates = random_windows(rng)
-    put(module_store, [*ranks, *duplicates])
+    insert(module_store, [*ranks, *duplicates])
     noted = ("rollup_touched", "rollup_spans", "fleet_clock")
     clock = module_store.query("SELECT * FROM fleet_clock ORDER BY ALL", final=True).rows
     for table in noted:  # as of an insert that began before there was anybody to note it, and ended after what was there had been noted
@@ -224,29 +227,29 @@ def test_a_store_whose_clock_goes_back_counts_on_and_once_more_when_it_has_caugh
     rng = random.Random(500 + ahead)
     empty(module_store)
     ranks, duplicates = random_windows(rng)
-    put(module_store, [*ranks[::3], *duplicates[::3]])
+    insert(module_store, [*ranks[::3], *duplicates[::3]])
     rollups.run(module_store)
-    put(module_store, [ranks[1]])  # just before the step, and no round saw it
+    insert(module_store, [ranks[1]])  # just before the step, and no round saw it
     _set_ahead(module_store, ahead)
-    put(module_store, [*ranks[1::3], *duplicates[1::3]])
+    insert(module_store, [*ranks[1::3], *duplicates[1::3]])
     fewer = [msgspec.structs.replace(row, version=row.version + 100, workload=None) for row in reference.newest(ranks[::3])]
-    put(module_store, fewer)
+    insert(module_store, fewer)
     with pytest.raises(_CutShort):
         rollups.run(_Failing(module_store, 3))
     while not rollups.run(module_store).idle:
         pass
     check(module_store, [*ranks[::3], *ranks[1::3], *duplicates[::3], *duplicates[1::3], *fewer])
     _set_ahead(module_store, 3_600)  # and once more, before it has caught up
-    put(module_store, [*ranks[2::3], *duplicates[2::3]])
+    insert(module_store, [*ranks[2::3], *duplicates[2::3]])
     fewer += [msgspec.structs.replace(row, version=row.version + 100, workload=None) for row in reference.newest(ranks[1::3])]
-    put(module_store, fewer)
+    insert(module_store, fewer)
     while not rollups.run(module_store).idle:
         pass
     check(module_store, [*ranks, *duplicates, *fewer])
     plain = rollups._now_us
     monkeypatch.setattr(rollups, "_now_us", lambda database: plain(database) + (ahead + 20_000) * 1_000_000)
     fewer += [msgspec.structs.replace(row, version=row.version + 200, model="z") for row in reference.newest(ranks)[::2]]
-    put(module_store, fewer)
+    insert(module_store, fewer)
     later = f"addSeconds(touched_at, {ahead + 20_000})"
     module_store.command(f"INSERT INTO rollup_touched SELECT * REPLACE ({later} AS touched_at) FROM rollup_touched")
     rollups.run(module_store)

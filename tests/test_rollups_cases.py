@@ -15,8 +15,8 @@ from sql.result_rows import GROUP_SUMS
 from sql.rollup_absent import Piece
 from sql.total_types import CAUSE_FIELDS
 from tests import rollup_reference as reference
-from tests.rollup_records import DAY_US, batches, empty, put, random_windows
-from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, random_rank_windows, rank_window
+from tests.rollup_records import DAY_US, batches, empty, random_windows
+from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, insert, random_rank_windows, rank_window
 from tests.test_rollups import check, same
 
 HOUR = 3_600_000_000
@@ -49,7 +49,7 @@ def test_a_silent_rank_is_missing_until_it_is_heard_of_again(module_store: Datab
     empty(module_store)
     steady = [row(NOON + number * CELL) for number in range(8)]
     other = [row(NOON + number * CELL, instance_id="b", workload="chat") for number in (1, 2, 6)]
-    put(module_store, [*steady, *other])
+    insert(module_store, [*steady, *other])
     rollups.run(module_store)
     assert absent(module_store) == {("b", 0): [3, 4, 5, 7]}
     told = module_store.query(
@@ -58,7 +58,7 @@ def test_a_silent_rank_is_missing_until_it_is_heard_of_again(module_store: Datab
     ).rows
     assert told == [("chat", CELL, 0, ["absent"], "indeterminate", "")]
     late = row(NOON + 4 * CELL, instance_id="b", workload="chat")
-    put(module_store, [late])
+    insert(module_store, [late])
     rollups.run(module_store)
     assert absent(module_store) == {("b", 0): [3, 5, 7]}
     check(module_store, [*steady, *other, late])
@@ -68,11 +68,11 @@ def test_a_departure_told_late_takes_the_absence_back(module_store: Database) ->
     empty(module_store)
     steady = [row(NOON + number * CELL) for number in range(30)]
     last = row(NOON + CELL, instance_id="b")
-    put(module_store, [*steady, row(NOON, instance_id="b"), last])
+    insert(module_store, [*steady, row(NOON, instance_id="b"), last])
     rollups.run(module_store)
     assert absent(module_store)["b", 0] == list(range(2, 30))
     departed = msgspec.structs.replace(last, version=2, departed=True)
-    put(module_store, [departed])
+    insert(module_store, [departed])
     assert rollups.run(module_store).absences == 28
     assert absent(module_store) == absent(module_store, "1h") == absent(module_store, "1d") == {}
     check(module_store, [*steady, row(NOON, instance_id="b"), departed])
@@ -82,12 +82,12 @@ def test_an_earlier_first_window_told_late_makes_the_rank_expected_from_there(mo
     empty(module_store)
     steady = [row(NOON + number * CELL) for number in range(30)]
     begins = row(NOON + 20 * CELL + WINDOW_US, window_us=WINDOW_US, instance_id="b")
-    put(module_store, [*steady, begins])
+    insert(module_store, [*steady, begins])
     rollups.run(module_store)
     expected = "SELECT expected_us FROM rank_rollups FINAL WHERE grain = '5m' AND instance_id = 'b' AND windows > 0 ORDER BY window_start"
     assert module_store.query(expected).rows == [(CELL - WINDOW_US,)]
     earlier = row(NOON + 10 * CELL, instance_id="b")
-    put(module_store, [earlier])
+    insert(module_store, [earlier])
     rollups.run(module_store)
     assert module_store.query(expected).rows == [(CELL,), (CELL,)]
     assert absent(module_store)["b", 0] == [*range(11, 20), *range(21, 30)]
@@ -97,10 +97,10 @@ def test_an_earlier_first_window_told_late_makes_the_rank_expected_from_there(mo
 def test_an_hour_in_which_nobody_was_heard_of_counts_once_somebody_is_again(module_store: Database) -> None:
     empty(module_store)
     before, after = row(NOON), row(NOON + 15 * CELL, life_id="life-2")
-    put(module_store, [before])
+    insert(module_store, [before])
     rollups.run(module_store)
     assert absent(module_store) == {}
-    put(module_store, [after])
+    insert(module_store, [after])
     rollups.run(module_store)
     assert absent(module_store) == {("a", 0): list(range(1, 15))}
     hours = module_store.query(
@@ -113,11 +113,11 @@ def test_an_hour_in_which_nobody_was_heard_of_counts_once_somebody_is_again(modu
 def test_a_clock_far_ahead_makes_no_years_of_absence(module_store: Database) -> None:
     empty(module_store)
     rows = [row(NOON), row(NOON + CELL), row(NOON + 400 * DAY_US, instance_id="b"), row(NOON + CELL, instance_id="c")]
-    put(module_store, rows)
+    insert(module_store, rows)
     rollups.run(module_store)
     assert absent(module_store) == {("a", 0): [400 * 288], ("c", 0): [400 * 288]}
     rows.append(row(NOON + 2 * CELL))
-    put(module_store, rows[-1:])
+    insert(module_store, rows[-1:])
     rollups.run(module_store)
     assert absent(module_store)["c", 0] == [2, 400 * 288]
     check(module_store, rows)
@@ -154,7 +154,7 @@ def test_rows_that_retention_took_stay_in_the_rollups(module_store: Database, se
     rng = random.Random(500 + seed)
     empty(module_store)
     ranks, duplicates = random_windows(rng)
-    put(module_store, [*ranks, *duplicates])
+    insert(module_store, [*ranks, *duplicates])
     rollups.run(module_store)
     middle, instance = sorted((row.window_start_us, row.instance_id) for row in ranks)[len(ranks) // 2]
     for table in ("rank_windows", "duplicate_windows"):
@@ -165,7 +165,7 @@ def test_rows_that_retention_took_stay_in_the_rollups(module_store: Database, se
     for table in ("rank_windows", "duplicate_windows"):
         delete(module_store, table, "1")
     late = row(middle, instance_id=instance, dp_rank=9, window_us=WINDOW_US)
-    put(module_store, [late, duplicate_window(scope="model", window_start_us=middle)])
+    insert(module_store, [late, duplicate_window(scope="model", window_start_us=middle)])
     assert rollups.run(module_store).expired
     stored = reference.stored_ranks(module_store)
     wanted = reference.rank_rollups(ranks)
@@ -182,12 +182,12 @@ def test_late_rows_join_what_was_counted_of_rows_that_are_gone(module_store: Dat
     """Another life in the same window counts beside; more of the life that lost rows does not, as what it would replace is unknown."""
     empty(module_store)
     counted = [row(NOON + number * WINDOW_US, window_us=WINDOW_US, groups=[group(stored_tokens=10)]) for number in range(20)]
-    put(module_store, counted)
+    insert(module_store, counted)
     rollups.run(module_store)
     delete(module_store, "rank_windows", f"window_start < fromUnixTimestamp64Micro({NOON + 5 * WINDOW_US})")
     more = [row(NOON + number * WINDOW_US, window_us=WINDOW_US, groups=[group(stored_tokens=1)]) for number in range(20, 30)]
     beside = [msgspec.structs.replace(each, life_id="life-2") for each in more]
-    put(module_store, [*more, *beside])
+    insert(module_store, [*more, *beside])
     assert rollups.run(module_store).expired == 1
     for grain in ("5m", "1h", "1d"):
         tokens = module_store.query(
@@ -206,7 +206,7 @@ def test_every_counter_and_cause_adds_up_to_that_of_the_windows_at_every_grain(m
     empty(module_store)
     ranks, duplicates = random_windows(rng)
     for batch in batches(rng, [*ranks, *duplicates], most=3):
-        put(module_store, batch)
+        insert(module_store, batch)
         rollups.run(module_store)
     names = [f"arraySum(`groups.{name}`)" for name in GROUP_SUMS] + ["batches", "lost_batches", "breaches_found", "observed_us"]
     sums = ", ".join(f"sum({name})" for name in names)
@@ -241,7 +241,7 @@ def test_spans_of_whole_windows_come_to_the_figures_of_the_windows(module_store:
         for at in [begin + (each.window_start_us - START_US) // WINDOW_US * WINDOW_US]
         if at < begin + 2 * HOUR
     ]
-    put(module_store, ranks)
+    insert(module_store, ranks)
     rollups.run(module_store)
     for grain, since, until in (("5m", 3 * CELL, 9 * CELL), ("5m", 0, 4 * CELL), ("1h", 0, HOUR), ("1h", 0, 2 * HOUR)):
         totals = load.load(module_store, begin + since, begin + until)
@@ -274,7 +274,7 @@ def test_a_long_row_is_shared_out_to_the_last_microsecond(module_store: Database
     wide = duplicate_window(
         window_start_us=NOON + WINDOW_US, window_us=7 * HOUR + 13, as_of_us=NOON + 5 * HOUR + 1, inside_token_us=10**15 + 1
     )
-    put(module_store, [long, wide])
+    insert(module_store, [long, wide])
     rollups.run(module_store)
     for grain, windows in (("5m", 85), ("1h", 8), ("1d", 1)):
         found = module_store.query(
@@ -295,7 +295,7 @@ def test_open_windows_and_those_that_end_on_a_border(module_store: Database) -> 
         duplicate_window(window_start_us=NOON, as_of_us=NOON, final=False),
         duplicate_window(window_start_us=NOON, window_us=2 * CELL, as_of_us=NOON + CELL, scope="rank", scope_key="a/0", inside_token_us=5),
     ]
-    put(module_store, rows)
+    insert(module_store, rows)
     rollups.run(module_store)
     check(module_store, rows)
     assert module_store.query("SELECT sum(windows) FROM rank_rollups FINAL WHERE grain = '1h' AND NOT is_final").rows == [(3,)]
@@ -307,7 +307,7 @@ def test_open_windows_and_those_that_end_on_a_border(module_store: Database) -> 
 def test_a_store_that_was_not_rolled_up_for_longer_than_notes_are_kept_loses_nothing(module_store: Database) -> None:
     empty(module_store)
     rows = [row(NOON + number * CELL) for number in range(3)]
-    put(module_store, rows)
+    insert(module_store, rows)
     module_store.command("TRUNCATE TABLE rollup_touched")
     module_store.command("TRUNCATE TABLE rollup_marks")
     for name in ("counted", "settled"):
@@ -319,7 +319,7 @@ def test_a_store_that_was_not_rolled_up_for_longer_than_notes_are_kept_loses_not
 
 def test_what_settles_is_counted_once_more_and_then_no_more(module_store: Database) -> None:
     empty(module_store)
-    put(module_store, [row(NOON)])
+    insert(module_store, [row(NOON)])
     assert not rollups.run(module_store).idle
     assert not rollups.run(module_store, settled_s=0).idle
     assert rollups.run(module_store, settled_s=0).idle
@@ -328,8 +328,8 @@ def test_what_settles_is_counted_once_more_and_then_no_more(module_store: Databa
 def test_a_name_stays_a_value(module_store: Database) -> None:
     empty(module_store)
     rows = [row(NOON, instance_id="it's\\' OR 1 --"), row(NOON, instance_id="é/\n")]
-    put(module_store, rows[:1])
+    insert(module_store, rows[:1])
     rollups.run(module_store)
-    put(module_store, rows[1:])
+    insert(module_store, rows[1:])
     rollups.run(module_store)
     check(module_store, rows)

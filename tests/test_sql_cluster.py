@@ -27,7 +27,7 @@ from sql.load import load
 from sql.rows import TableRows
 from sql.store import connect
 from tests.clickhouse_http import clickhouse_server, without_keeper
-from tests.sql_records import random_duplicate_windows, random_rank_windows, random_shared_prefixes
+from tests.sql_records import insert, random_duplicate_windows, random_rank_windows, random_shared_prefixes
 
 TWO = Cluster("two", "whole")
 SHARDS = ("shard_1", "shard_2")
@@ -337,11 +337,7 @@ def test_a_cluster_is_migrated_filled_and_read_as_one_server_is(node: str, tmp_p
     with connect(f"{node}/fleet", tmp_path) as fleet, connect(f"{node}/alone", tmp_path) as alone:
         assert [each.number for each in migrate.pending(fleet)] == []
         for database in (fleet, alone):
-            rows = TableRows()
-            for record in some_records() * 2:
-                rows.add(record)
-            for batch in rows.batches():
-                database.insert(batch.table, batch.column_names, batch.columns)
+            insert(database, some_records() * 2)
             assert not rollups.run(database).idle
         assert views(fleet) == views(alone)
         names = [name for name in views(fleet) if name in CHOSEN]

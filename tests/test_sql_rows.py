@@ -40,7 +40,7 @@ from sql.columns import ColumnBatch
 from sql.database import Database
 from sql.result_rows import GROUP_FIELDS, GROUP_STATES, GROUP_SUMS, HISTOGRAMS
 from sql.rows import TableRows
-from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window
+from tests.sql_records import START_US, WINDOW_US, duplicate_window, group, rank_window, write
 
 A, B, C, D = (bytes([n]) * 16 for n in (1, 2, 3, 4))
 NONE = bytes(16)
@@ -51,11 +51,6 @@ def database(module_store: Database) -> Database:
     for table in (batch.table for batch in TableRows().tables):
         module_store.command(f"TRUNCATE TABLE {table}")
     return module_store
-
-
-def insert(database: Database, rows: TableRows) -> None:
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
 
 
 def message(seq: int = 7, at_us: int = START_US, **what: object) -> RankMessage:
@@ -89,8 +84,8 @@ def test_a_batch_is_one_row_per_block(database: Database) -> None:
     rows = TableRows()
     rows.add(message(batch=BATCH))
     assert len(rows) == 8
-    insert(database, rows)
-    insert(database, rows)  # a delivery that is repeated
+    write(database, rows)
+    write(database, rows)  # a delivery that is repeated
     found = database.query(
         "SELECT event_index, block_index, kind, group_idx, tier, locality, n_tokens, block_id, content_id, parent_id, parent_unknown, "
         "parent_content_id, spec_kind, lora_name, reused FROM block_events FINAL ORDER BY event_index, block_index"
@@ -120,7 +115,7 @@ def test_what_few_batches_carry_is_there_for_its_rows_alone(database: Database) 
     rows.add(message(2, batch=Batch([*plain.ops, op, Op("STORE", block_ids=C, extra_keys=[D])])))
     rows.add(message(3, batch=plain))
     assert {len(column) for column in rows.block_events.columns} == {9}
-    insert(database, rows)
+    write(database, rows)
     found = database.query(
         "SELECT seq, event_index, extra_keys, session_id, lora_id, spec_sliding_window, ownership FROM block_events FINAL "
         "ORDER BY seq, event_index, block_index"
@@ -215,7 +210,7 @@ def test_messages_of_the_first_version_still_land(database: Database) -> None:
         fastavro.schemaless_writer(body, fastavro.parse_schema(schema), {**who, **empty, "seq": seq, **what})
         sent = b"\xc3\x01" + codec.schema_fingerprint(schema) + body.getvalue()
         rows.add(codec.decode(sent, RankMessage))
-    insert(database, rows)
+    write(database, rows)
     found = database.query(
         "SELECT kind, n_tokens, parent_id, parent_unknown, parent_content_id FROM block_events FINAL ORDER BY event_index, block_index"
     ).rows
@@ -252,7 +247,7 @@ def test_old_and_coming_facts_are_kept(database: Database) -> None:
     years = [datetime.datetime(year, 6, 1, tzinfo=datetime.UTC) for year in range(1971, 2100)]
     for year in years:
         rows.add(message(at_us=int(year.timestamp()) * 1_000_000, batch=Batch([Op("REMOVE", block_ids=A)])))
-    insert(database, rows)
+    write(database, rows)
     database.command("OPTIMIZE TABLE block_events FINAL")
     assert database.query("SELECT at FROM block_events ORDER BY at").rows == [(year,) for year in years]
 
@@ -303,7 +298,7 @@ def test_what_interrupts_a_stream_is_one_row_each(database: Database) -> None:
     rows.add(message(0, declaration=declaration))  # the very same message once more
     for index in (0, 2):  # two groups in one moment
         rows.add(message(9, identity_refused=IdentityRefused(index, 5 + index, START_US, START_US + 7)))
-    insert(database, rows)
+    write(database, rows)
     found = database.query(
         "SELECT kind, seq, reason, toUnixTimestamp64Micro(boundary), cause, first_seq, last_seq, payload_bytes, group_idx, refused, "
         "toUnixTimestamp64Micro(window_start), toUnixTimestamp64Micro(window_end), incarnation FROM rank_events FINAL "
@@ -332,7 +327,7 @@ def test_recomputes_come_back(database: Database) -> None:
     rows = TableRows()
     for record in (better, first):
         rows.add(record)
-    insert(database, rows)
+    write(database, rows)
     names = ", ".join(name for name in rows.recomputes.column_names if not name.endswith("_at"))
     times = ", ".join(f"toUnixTimestamp64Micro({name})" for name in ("stored_at", "lost_at", "back_at"))
     assert database.query(f"SELECT {names}, {times} FROM recomputes FINAL").rows == [
@@ -353,7 +348,7 @@ def test_a_recomputed_block_is_read_as_the_window_in_which_it_came_back(database
         window,
     ):
         rows.add(record)
-    insert(database, rows)
+    write(database, rows)
     columns = "seq, cause, workload, coverage, register, reasons, tokens, is_final"
     assert database.query(f"SELECT {columns} FROM recomputed_blocks ORDER BY seq").rows == [
         (7, "evicted", "chat", 0.25, "lower_bound", ["lost"], 16, True),
@@ -388,7 +383,7 @@ def test_lifecycle_comes_back(database: Database) -> None:
     rows = TableRows()
     for record in (beat, beat, old):
         rows.add(record)
-    insert(database, rows)
+    write(database, rows)
     found = came_back(database, "lifecycle", rows.lifecycle.column_names)
     assert len(found) == 2
     for row, record in zip(found, (beat, old), strict=True):
@@ -416,7 +411,7 @@ def test_engine_metrics_come_back(database: Database) -> None:
     rows = TableRows()
     for record in (full, empty, full):
         rows.add(record)
-    insert(database, rows)
+    write(database, rows)
     found = came_back(database, "engine_metrics", rows.engine_metrics.column_names)
     assert len(found) == 2
     for row, record in zip(found, (full, empty), strict=True):
@@ -482,7 +477,7 @@ def test_windows_come_back(database: Database) -> None:
     rows.add(rank_window(version=3, groups=[group(group_idx=n) for n in range(5)]))
     rows.add(record)
     rows.add(duplicate_window(inside_token_us=2**62, scope="workload", reasons=["lost"], register="exact", extra_bytes_max=2**62))
-    insert(database, rows)
+    write(database, rows)
     assert only_row(database, rows.rank_windows) == last_of(rows.rank_windows)
     assert only_row(database, rows.duplicate_windows) == last_of(rows.duplicate_windows)
     ends = "SELECT window_end = window_start + toIntervalMicrosecond(window_us) FROM"
@@ -519,7 +514,7 @@ def test_shared_prefixes_come_back(database: Database) -> None:
     for each in (record, msgspec.structs.replace(record, version=6, tokens=1), record):
         rows.add(each)
     rows.add(record)
-    insert(database, rows)
+    write(database, rows)
     assert only_row(database, rows.shared_prefixes) == last_of(rows.shared_prefixes)
 
 
@@ -528,8 +523,8 @@ def test_dead_letters_come_back(database: Database) -> None:
     rows = TableRows()
     for offset, key, payload in ((5, b"a/0", b"\xff\x00\xc3("), (6, None, b""), (7, b"\xfe\xff", b"text")):
         rows.add(DeadLetter("kvcensus.batches", 3, offset, "holder", "not Avro", key, payload, len(payload)))
-    insert(database, rows)
-    insert(database, rows)
+    write(database, rows)
+    write(database, rows)
     names = ("topic", "partition", "offset", "reader", "reason", "hex(key)", "hex(payload)", "payload_bytes")
     found = database.query(f"SELECT {', '.join(names)} FROM dead_letters FINAL ORDER BY offset").rows
     where = ("kvcensus.batches", 3)

@@ -14,11 +14,10 @@ from console.commands.show import show
 from sql import migrate
 from sql.database import StoreError, StoreUnavailable
 from sql.load import load
-from sql.rows import TableRows
 from sql.store import connect
 from sql.totals import totals_from_records
 from tests.clickhouse_http import clickhouse_server
-from tests.sql_records import random_duplicate_windows, random_rank_windows
+from tests.sql_records import insert, random_duplicate_windows, random_rank_windows
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +33,7 @@ def test_a_server_is_migrated_filled_and_read_as_the_embedded_store_is(server: s
         assert database.kind == "server"
         assert [each.number for each in migrate.apply(database)] == [each.number for each in migrate.shipped()]
         assert migrate.apply(database) == []
-        rows = TableRows()
-        for row in [*ranks, *ranks]:
-            rows.add(row)
-        for window in duplicates:
-            rows.add(window)
-        for batch in rows.batches():
-            database.insert(batch.table, batch.column_names, batch.columns)
+        insert(database, [*ranks, *ranks, *duplicates])
         assert load(database) == totals_from_records(ranks, duplicates)
         expected = len({(row.instance_id, row.dp_rank, row.life_id, row.window_start_us, row.semantics_version) for row in ranks})
         assert database.query("SELECT count() FROM rank_windows", final=True).rows == [(expected,)]

@@ -33,6 +33,7 @@ from tests.sql_records import (
     START_US,
     WINDOW_US,
     duplicate_window,
+    insert,
     random_duplicate_windows,
     random_rank_windows,
     random_shared_prefixes,
@@ -67,17 +68,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Database,
     data_dir = tmp_path_factory.mktemp("data")
     with store.connect(None, data_dir, own=True) as database:
         migrate.apply(database)
-        rows = TableRows()
-        for row in [*RANKS, *RANKS[::3]]:
-            rows.add(row)
-        for window in [*DUPLICATES, *DUPLICATES[::3]]:
-            rows.add(window)
-        for trunk in TRUNKS:
-            rows.add(trunk)
-        for recompute in [*RECOMPUTES, *RECOMPUTES[::2]]:
-            rows.add(recompute)
-        for batch in rows.batches():
-            database.insert(batch.table, batch.column_names, batch.columns)
+        insert(database, [*RANKS, *RANKS[::3], *DUPLICATES, *DUPLICATES[::3], *TRUNKS, *RECOMPUTES, *RECOMPUTES[::2]])
         yield database, data_dir
 
 

@@ -16,7 +16,7 @@ from sql import migrate, store
 from sql.load import load
 from sql.rows import TableRows
 from sql.totals import totals_from_records
-from tests.sql_records import BYTE_FIELDS, START_US, WINDOW_US, duplicate_window, group, rank_window
+from tests.sql_records import BYTE_FIELDS, START_US, WINDOW_US, duplicate_window, group, insert, rank_window
 
 
 def run(command: Any, *arguments: str, data_dir: Path) -> Result:
@@ -31,10 +31,7 @@ def printed(result: Result) -> Any:
 def test_a_covered_span_never_rounds_up(tmp_path: Path) -> None:
     with store.connect(None, tmp_path) as database:
         migrate.apply(database)
-        rows = TableRows()
-        rows.add(rank_window(observed_us=WINDOW_US - 1, groups=[group(stored_tokens=1234567, stored_blocks=1)]))
-        for batch in rows.batches():
-            database.insert(batch.table, batch.column_names, batch.columns)
+        insert(database, [rank_window(observed_us=WINDOW_US - 1, groups=[group(stored_tokens=1234567, stored_blocks=1)])])
     output = run(show, "ranks", data_dir=tmp_path).output
     assert "99.99%" in output
     assert "1,234,567" in output

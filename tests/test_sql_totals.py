@@ -13,13 +13,13 @@ from sql.database import Database
 from sql.figures import assemble
 from sql.known import KnownRank
 from sql.load import load
-from sql.rows import TableRows
 from sql.totals import By, Span, totals_from_records
 from tests.sql_records import (
     START_US,
     WINDOW_US,
     duplicate_window,
     group,
+    insert,
     random_duplicate_windows,
     random_rank_windows,
     random_shared_prefixes,
@@ -27,15 +27,6 @@ from tests.sql_records import (
 )
 
 Records = list[RankWindow | DuplicateWindow | SharedPrefix | RankMessage]
-
-
-def insert(database: Database, records: Records) -> None:
-    """Insert ``records`` into their tables, in this order."""
-    rows = TableRows()
-    for record in records:
-        rows.add(record)
-    for batch in rows.batches():
-        assert database.insert(batch.table, batch.column_names, batch.columns) == len(batch)
 
 
 @pytest.fixture

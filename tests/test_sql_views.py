@@ -16,8 +16,8 @@ from console.deploys import adding
 from sql import migrate, rollup_parts, rollups
 from sql.database import Database
 from sql.export import OF_A_GRAIN, TAKE_VALUES
-from sql.rows import Row, TableRows
-from tests.sql_records import START_US, WINDOW_US, random_duplicate_windows, random_rank_windows, random_shared_prefixes
+from sql.rows import Row
+from tests.sql_records import START_US, WINDOW_US, insert, random_duplicate_windows, random_rank_windows, random_shared_prefixes
 
 GRAINS = tuple(grain.name for grain in rollup_parts.GRAINS)
 BASES = ("repeat_compute", "duplicate_footprint", "workload_pairs", "return_times")
@@ -41,14 +41,6 @@ def comments(database: Database) -> dict[str, str]:
 def columns(database: Database, view: str) -> dict[str, str]:
     """Names and types of a view's columns, in order."""
     return {name: kind for name, kind, *_ in database.query(f"DESCRIBE TABLE {view}").rows}
-
-
-def insert(database: Database, records: list[Any]) -> None:
-    rows = TableRows()
-    for record in records:
-        rows.add(record)
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
 
 
 @pytest.fixture(scope="module")

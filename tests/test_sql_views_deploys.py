@@ -14,7 +14,7 @@ from sql.database import Database
 from sql.total_types import Span
 from tests.sql_records import duplicate_window, group, rank_window
 from tests.test_sql_views import WINDOWS, reads
-from tests.test_sql_views_rows import HOUR, insert, read, store
+from tests.test_sql_views_rows import HOUR, read, settle, store
 
 __all__ = ["store"]
 
@@ -69,7 +69,7 @@ def deployed(at_us: int = DEPLOY, name: str = "d1", **fields: Any) -> Deploy:
 
 def effect(store: Database, *records: Any) -> dict[str, dict[str, Any]]:
     """Rows of the only deploy, by figure. The view that is asked for one deploy says the same."""
-    insert(store, records)
+    settle(store, records)
     found = read(store, "SELECT * FROM deploy_effect ORDER BY figure")
     assert read(store, "SELECT * FROM deploy_effect_of(deploy = 'd1') ORDER BY figure") == found
     assert len({row["figure"] for row in found}) == len(found)
@@ -214,7 +214,7 @@ def test_nothing_is_added_up_over_rules_or_keys(store: Database) -> None:
     found = effect(store, *earlier, *ranks(), *footprints(), deployed())
     assert found["repeat compute, evicted"]["before"] == pytest.approx(hourly(range(12)))
     assert found["repeat compute, evicted"]["why"] == []
-    insert(store, [*ranks("b", change=lambda number: {"key_epoch": 1})])
+    settle(store, [*ranks("b", change=lambda number: {"key_epoch": 1})])
     rows = read(store, "SELECT * FROM deploy_effect WHERE figure = 'repeat compute, evicted'")
     assert [(row["before"], row["after"], row["why"]) for row in rows] == [(None, None, ["the key epoch differs", "it cannot be measured"])]
 
@@ -230,7 +230,7 @@ def test_a_deploy_of_one_workload_or_model_is_about_that_alone(store: Database) 
     records += [deployed(), deployed(name="w", workload="b"), deployed(name="m", model="other")]
     records += [deployed(name="wm", workload="b", model="other"), deployed(name="none", workload="nobody")]
     records += [deployed(name="gone"), deployed(name="gone", version=2, removed=True)]
-    insert(store, records)
+    settle(store, records)
     found = read(store, "SELECT deploy_id, figure, before, why FROM deploy_effect")
     told = {(row["deploy_id"], row["figure"]): row["before"] for row in found}
     evicted, inside = "repeat compute, evicted", "duplicate footprint, inside"
@@ -251,7 +251,7 @@ def test_a_deploy_of_one_workload_or_model_is_about_that_alone(store: Database) 
 
 
 def test_the_effect_of_one_deploy_reads_no_other_time(store: Database) -> None:
-    insert(store, [*ranks(windows=3), deployed()])
+    settle(store, [*ranks(windows=3), deployed()])
     for table, indexes in reads(store, "SELECT * FROM deploy_effect_of(deploy = 'd1')").items():
         if table in WINDOWS:
             keys = next(index for index in indexes if index["Type"] == "PrimaryKey")
@@ -265,7 +265,7 @@ def test_sides_are_windows_of_the_longest_length_that_holds_batches(store: Datab
     short = rank_window(window_start_us=DEPLOY - 10_000_000, window_us=10_000_000, last_batch_us=DEPLOY)
     long = rank_window(window_start_us=DEPLOY, window_us=FIVE_US, last_batch_us=DEPLOY + 60 * MINUTE_US)
     empty = [rank_window(instance_id="idle", window_start_us=start, window_us=60 * MINUTE_US, batches=0) for start in (HOUR, DEPLOY)]
-    insert(store, [short, long, *empty])
+    settle(store, [short, long, *empty])
     sides = sides_around(store, DEPLOY + 1, 10 * MINUTE_US)
     assert sides.before == Span(DEPLOY - 2 * FIVE_US, DEPLOY)
     assert sides.after == Span(DEPLOY + FIVE_US, DEPLOY + 3 * FIVE_US)

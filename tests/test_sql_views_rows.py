@@ -13,8 +13,8 @@ from schemas.records import DuplicateWindow, GroupCounters, HolderReset, Loss, R
 from sql import rollups
 from sql.database import Database
 from sql.figure_parts import primary_group
-from sql.rows import Row, TableRows
-from tests.sql_records import WINDOW_US, duplicate_window, group, random_rank_windows, rank_window
+from sql.rows import Row
+from tests.sql_records import WINDOW_US, duplicate_window, group, insert, random_rank_windows, rank_window
 
 FIVE_US = 300_000_000
 HOUR_US = 3_600_000_000
@@ -36,13 +36,9 @@ def store(module_store: Database) -> Database:
     return module_store
 
 
-def insert(database: Database, records: Iterable[Row]) -> None:
+def settle(database: Database, records: Iterable[Row]) -> None:
     """Insert and roll up."""
-    rows = TableRows()
-    for record in records:
-        rows.add(record)
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
+    insert(database, records)
     while not rollups.run(database).idle:
         pass
 
@@ -130,7 +126,7 @@ def added(rows: Iterable[tuple[Key, dict[str, Any]]], names: list[str]) -> dict[
 @pytest.mark.parametrize("seed", range(2))
 def test_repeat_compute_is_that_of_the_primary_group_and_null_where_it_cannot_be_told(store: Database, seed: int) -> None:
     records = random_rank_windows(random.Random(seed), 5, 60)
-    insert(store, records)
+    settle(store, records)
     first = primaries(records)
     kept = [
         (record, said(record, first.get((record.instance_id, record.dp_rank, record.life_id, record.semantics_version), 0)))
@@ -191,7 +187,7 @@ def test_repeat_compute_is_that_of_the_primary_group_and_null_where_it_cannot_be
 def test_gpu_time_is_not_known_where_no_rate_was(store: Database) -> None:
     rated = group(recompute_evicted_tokens=20_000, recompute_evicted_gpu_us=1_000_000)
     unrated = group(recompute_evicted_tokens=100, unrated_tokens=100, recompute_cleared_tokens=7)
-    insert(
+    settle(
         store,
         [
             rank_window(instance_id="a", workload="x", window_start_us=HOUR, groups=[rated]),
@@ -233,7 +229,7 @@ def test_coverage_knows_of_silent_ranks_and_lets_departed_ones_go(store: Databas
     always = windows_of("always", range(90))
     silent = windows_of("silent", range(30))
     gone = windows_of("gone", range(29)) + windows_of("gone", [29], departed=True)
-    insert(store, [*always, *silent, *gone])
+    settle(store, [*always, *silent, *gone])
     found = read(store, "SELECT * FROM coverage_5m ORDER BY window_start")
     assert [(row["ranks_heard"], row["ranks_expected"], row["ranks_absent"], row["coverage"]) for row in found] == [
         (3, 3, 0, 1.0),
@@ -261,7 +257,7 @@ def test_coverage_knows_of_silent_ranks_and_lets_departed_ones_go(store: Databas
     (hour,) = read(store, "SELECT * FROM coverage_1h")
     assert (hour["coverage"], hour["observed_us"], hour["expected_us"]) == (1500 / 2100, 1500 * 10**6, 2100 * 10**6)
     # What was missing comes late: the silent rank was there all along.
-    insert(store, windows_of("silent", range(30, 90)))
+    settle(store, windows_of("silent", range(30, 90)))
     assert {row["coverage"] for row in read(store, "SELECT coverage FROM coverage_5m")} == {1.0}
     assert read(store, "SELECT * FROM coverage_gaps") == []
 
@@ -275,7 +271,7 @@ def test_what_was_seen_in_part_is_a_lower_bound_and_one_unseen_window_spoils_no_
     doubtful = windows_of("doubtful", range(30), register="lower_bound", reasons=["ambiguous_reload"])
     ended = windows_of("ended", range(20))  # each of its windows is exact, and it fell silent before the five minutes were over
     full = windows_of("full", range(30))
-    insert(store, [*part, *unseen, *never, *loads, *doubtful, *ended, *full])
+    settle(store, [*part, *unseen, *never, *loads, *doubtful, *ended, *full])
     expected = {
         "part": "lower_bound",
         "unseen": "lower_bound",
@@ -307,7 +303,7 @@ def test_what_is_loaded_is_not_taken_for_what_came_back_and_one_open_window_leav
     histogram = {f"{name}_{side}": [9] for name in ("back_cleared", "lifetime") for side in ("buckets", "counts")}
     counted = group(recompute_cleared_tokens=5, **histogram)
     loads = windows_of("loads", range(30), kv_connector="disk", register="indeterminate", groups=[counted])
-    insert(store, loads)
+    settle(store, loads)
     fleets = [f"repeat_compute_{cut}_5m" for cut in ("fleet", "by_workload", "by_model")]
     for view in fleets:
         (row,) = read(store, f"SELECT register, ranks_measured, ranks, cleared_tokens, is_final FROM {view}")
@@ -320,24 +316,24 @@ def test_what_is_loaded_is_not_taken_for_what_came_back_and_one_open_window_leav
         {"what": "lifetime", "blocks": 270, "register": "indeterminate"}
     ]
     other = {"workload": "loads", "model": "other", "kv_connector": "disk", "register": "indeterminate"}
-    insert(store, windows_of("more", range(30), groups=[counted], **other))
+    settle(store, windows_of("more", range(30), groups=[counted], **other))
     assert read(store, "SELECT what, blocks FROM return_times_5m") == [{"what": "lifetime", "blocks": 540}], (
         "of a workload, whatever the model"
     )
-    insert(store, windows_of("open", range(29)) + windows_of("open", [29], final=False, register="lower_bound"))
+    settle(store, windows_of("open", range(29)) + windows_of("open", [29], final=False, register="lower_bound"))
     for view in fleets[::2]:
         (row,) = read(store, f"SELECT sum(ranks_measured) AS measured, min(is_final) AS final, max(coverage) AS coverage FROM {view}")
         assert (row["measured"], bool(row["final"]), row["coverage"]) == (1, False, 1.0), view
     (row,) = read(store, "SELECT register FROM coverage_5m")
     assert row["register"] == "lower_bound"
     again = [windows_of(name, range(30), version=9, register=register) for name, register in (("loads", "exact"), ("open", "lower_bound"))]
-    insert(store, [row for rows in (*again, windows_of("more", range(30), version=9)) for row in rows])
+    settle(store, [row for rows in (*again, windows_of("more", range(30), version=9)) for row in rows])
     (row,) = read(store, "SELECT register FROM coverage_5m")
     assert row["register"] == "lower_bound", "nothing is missing, and a window says less than exact"
 
 
 def test_an_open_window_is_not_missing_what_lies_ahead(store: Database) -> None:
-    insert(store, windows_of("a", range(12)))
+    settle(store, windows_of("a", range(12)))
     (row,) = read(store, "SELECT * FROM repeat_compute_5m")
     assert (row["observed_us"], row["expected_us"], row["coverage"], row["register"]) == (120 * 10**6, 120 * 10**6, 1.0, "exact")
     assert row["is_final"] is False, "the five minutes are not over"
@@ -352,7 +348,7 @@ def test_rank_health_counts_restarts_where_the_new_life_begins(store: Database) 
     def message(seq: int, at_us: int, **what: Any) -> RankMessage:
         return RankMessage("a", 0, "two", seq, at_us, 7, "f", **what)
 
-    insert(
+    settle(
         store,
         [
             *lives,
@@ -380,19 +376,19 @@ def test_states_at_the_end_are_those_of_the_last_part(store: Database) -> None:
         "a", range(5), life_id="one", pool_blocks=50, groups=[group(resident_blocks=7), group(group_idx=1, resident_blocks=2)]
     )
     second = windows_of("a", range(5, 9), life_id="two", workload="moved", pool_blocks=None, groups=[group(resident_blocks=3)])
-    insert(store, first + second)
+    settle(store, first + second)
     for grain in ("5m", "1h", "1d"):
         (row,) = read(store, f"SELECT * FROM rank_health_{grain}")
         assert (row["workload"], row["resident_blocks"], row["pool_blocks"], row["lives"]) == ("moved", 3, None, 2)
     # Declared otherwise for a while: what began last is not what came last.
-    insert(store, windows_of("b", [0, 1, 8], workload="back") + windows_of("b", range(2, 8), workload="away"))
+    settle(store, windows_of("b", [0, 1, 8], workload="back") + windows_of("b", range(2, 8), workload="away"))
     assert read(store, "SELECT workload FROM rank_health_1h WHERE instance_id = 'b'") == [{"workload": "back"}]
 
 
 def test_every_bucket_of_return_times_lies_where_it_was_counted(store: Database) -> None:
     buckets = list(range(0, 200))
     histogram = {"back_evicted_buckets": buckets, "back_evicted_counts": [n + 1 for n in buckets]}
-    insert(
+    settle(
         store,
         [
             *windows_of("a", range(3), groups=[group(**histogram, lifetime_buckets=[9], lifetime_counts=[4])]),
@@ -466,7 +462,7 @@ UNSAID = {"register": "indeterminate", "inside_register": "indeterminate", "betw
 def test_the_footprint_of_an_hour_is_read_by_what_was_found_in_it(
     store: Database, rows: list[DuplicateWindow], registers: tuple[str, str, str]
 ) -> None:
-    insert(store, rows)
+    settle(store, rows)
     for grain in ("5m", "1d"):
         (row,) = read(store, f"SELECT * FROM duplicate_footprint_{grain}")
         assert (row["register"], row["inside_register"], row["between_register"]) == registers
@@ -475,8 +471,8 @@ def test_the_footprint_of_an_hour_is_read_by_what_was_found_in_it(
 
 def test_footprints_replace_each_other_and_say_what_is_not_over_or_not_whole(store: Database) -> None:
     records: list[Any] = [*windows_of("a", range(40)), *duplicates(range(60), inside_token_us=WINDOW_US)]
-    insert(store, records)
-    insert(store, duplicates([1], inside_token_us=3 * WINDOW_US, version=9, shards=4, shards_reported=3))
+    settle(store, records)
+    settle(store, duplicates([1], inside_token_us=3 * WINDOW_US, version=9, shards=4, shards_reported=3))
     single = read(store, "SELECT inside_tokens_mean, complete FROM duplicate_footprint ORDER BY window_start LIMIT 3")
     assert [tuple(row.values()) for row in single] == [(1.0, True), (3.0, False), (1.0, True)]
     assert read(store, "SELECT count() AS n FROM duplicate_footprint") == [{"n": 60}]
@@ -493,7 +489,7 @@ def test_two_versions_of_the_rules_and_two_keys_stay_apart(store: Database) -> N
         records += duplicates(range(3), between_token_us=10**number * WINDOW_US, **declared)
     records += windows_of("a", range(3, 6), groups=[group(recompute_evicted_tokens=100)], key_epoch=1)
     records += duplicates(range(3, 6), between_token_us=100 * WINDOW_US, key_epoch=1)
-    insert(store, records)
+    settle(store, records)
     for view in ("repeat_compute_1h", "repeat_compute_fleet_1h", "repeat_compute_by_workload_1h", "repeat_compute_by_model_1h"):
         found = read(store, f"SELECT semantics_version, key_epoch, evicted_tokens FROM {view} ORDER BY ALL")
         assert [tuple(row.values()) for row in found] == [(1, 0, 30), (2, 0, 3), (2, 1, 300)], view

@@ -42,6 +42,7 @@ from sql.rows import Row, TableRows
 from sql.store import connect, exists
 from streams.offline import OfflineFleet
 from tests.shared_data import SHIPPED
+from tests.sql_records import write
 
 _SECOND = 1_000_000
 _MINUTE = 60 * _SECOND
@@ -194,8 +195,7 @@ def fill(database: Database) -> None:
 
 
 def _insert(database: Database, rows: TableRows) -> None:
-    for batch in rows.batches():
-        database.insert(batch.table, batch.column_names, batch.columns)
+    write(database, rows)
     rows.clear()
 
 
